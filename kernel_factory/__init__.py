@@ -1,0 +1,1 @@
+"""Offline kernel factory: compile, prove, admit and package cubins. Nothing here ships in the wheel."""

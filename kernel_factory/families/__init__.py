@@ -1,0 +1,1 @@
+"""One folder per family; every folder exports ``FAMILY``. Families never import each other."""

@@ -1,0 +1,44 @@
+"""Toolchain: the versions that decide a cubin's bytes, and the names of the SMs."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from typing import Final
+
+DSL_VERSION: Final = "4.7.0"
+TVM_FFI_VERSION: Final = "0.1.14.post0"
+SMS: Final = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+
+# Largest dynamic shared memory of one block, in bytes (CUDA C++ Programming Guide, Compute Capabilities).
+SHARED_LIMIT: Final = {
+    "sm_80": 166912,
+    "sm_89": 101376,
+    "sm_90a": 232448,
+    "sm_100a": 232448,
+    "sm_103a": 232448,
+    "sm_120a": 101376,
+}
+
+
+class ToolchainError(Exception):
+    """The installed compiler is not the one that cubins are made with."""
+
+
+def require() -> str:
+    """Check the pinned DSL and name the toolchain. Raises ToolchainError with both versions."""
+    found = version("nvidia-cutlass-dsl")
+    if found != DSL_VERSION:
+        raise ToolchainError(
+            f"nvidia-cutlass-dsl: expected {DSL_VERSION}; found {found}; "
+            f"run `pip install 'nvidia-cutlass-dsl[cu13]=={DSL_VERSION}'`"
+        )
+    return f"nvidia-cutlass-dsl {found} ({version('nvidia-cutlass-dsl-libs-cu13')} cu13)"
+
+
+def ptx_tools(ptx: str) -> str:
+    """The CUDA tools' release as the PTX header states it, for example ``V13.3.27``."""
+    found = re.search(r"Cuda compilation tools, release [\d.]+, (V[\d.]+)", ptx)
+    if found is None:
+        raise ToolchainError("expected a 'Cuda compilation tools' line in the PTX header; found none")
+    return found.group(1)
