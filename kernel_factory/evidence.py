@@ -1,0 +1,95 @@
+"""Evidence: what was seen of one cell's exact bytes on one named product.
+
+Plain data in, plain data out: the digest covers every byte of the canonical JSON, so an
+evidence file cannot be edited without its allow-list row noticing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kf_runtime.cell import Cell
+
+from kernel_factory.store import canonical, digest, write_atomically
+
+LEVELS: Final = ("emulated", "device", "timed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Facts, numerics, findings and counters of one cell on one product.
+
+    ``launches``: per launch its kernel, cubin and PTX hashes, facts and counters.
+    ``numerics``: per input set and mode, error figures.
+    ``findings``: per mode, the texts of what the checks found; empty lists where they found nothing.
+    ``timing``: microseconds, from a GPU only; empty otherwise.
+    """
+
+    cell: Cell
+    level: str
+    product: str
+    toolchain: str
+    seed: int
+    coverage: str
+    launches: tuple[dict[str, Any], ...]
+    numerics: dict[str, Any]
+    findings: dict[str, list[str]]
+    timing: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"Evidence.level: expected one of {', '.join(LEVELS)}; found {self.level!r}")
+        if self.timing and self.product.startswith("KF Emulated"):
+            raise ValueError(f"Evidence.timing: a time counts only if it came from a GPU; product {self.product!r}")
+
+    @property
+    def cubins(self) -> tuple[str, ...]:
+        """The sha256 of each launch's cubin, in order."""
+        return tuple(launch["cubin"] for launch in self.launches)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "cell": self.cell.key, "launches": list(self.launches)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Evidence:
+        """The inverse of ``to_json``."""
+        return cls(**{**data, "cell": Cell.parse(data["cell"]), "launches": tuple(data["launches"])})
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical JSON."""
+        return digest(self.to_json())
+
+
+def file_name(cell: Cell) -> str:
+    """The name of a cell's evidence file: the key without its SM, slashes turned into ``_``."""
+    return cell.key.rsplit("/", 1)[0].split("/", 1)[1].replace("/", "_") + ".json"
+
+
+def path_of(folder: Path, cell: Cell, level: str) -> Path:
+    """Where evidence of a cell is committed."""
+    return folder / cell.op / level / cell.sm / file_name(cell)
+
+
+def write(folder: Path, evidence: Evidence) -> Path:
+    """Write an evidence file, atomically; keys sorted so that a change reads as a small diff."""
+    path = path_of(folder, evidence.cell, evidence.level)
+    write_atomically(path, json.dumps(evidence.to_json(), sort_keys=True, indent=1).encode() + b"\n")
+    return path
+
+
+def read(path: Path) -> Evidence:
+    """Read an evidence file. Raises ValueError naming the file."""
+    try:
+        return Evidence.from_json(json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected an evidence file; {type(error).__name__}: {error}") from error
+
+
+def same(a: Evidence, b: Evidence) -> bool:
+    """Whether two pieces of evidence are equal to the byte."""
+    return canonical(a.to_json()) == canonical(b.to_json())

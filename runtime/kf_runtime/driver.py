@@ -1,0 +1,164 @@
+"""Driver: a thin layer over ``cuda.bindings.driver``, the only module that imports it.
+
+Works with cuda-bindings 12.9.4, 13.0.3 and 13.4.4. A missing libcuda raises
+DynamicLibNotFoundError or FunctionNotFoundError in 13.4 and RuntimeError before; all become
+DriverUnavailable with the cause chained. Handles are those of cuda.bindings and opaque here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from kf_runtime.errors import DriverError, DriverUnavailable
+from kf_runtime.plan import Launch
+from kf_runtime.system import System
+
+INVALID_CONTEXT: Final = 201
+NAME_BYTES: Final = 256
+Handle = Any
+Launcher = Callable[[Any, Handle, int, int], tuple[Any]]
+
+
+@functools.cache
+def bindings() -> Any:
+    """The module ``cuda.bindings.driver``, imported at first use."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as cause:
+        raise DriverUnavailable("import cuda.bindings.driver", cause) from cause
+    return driver
+
+
+def is_mapped() -> bool:
+    """Whether some libcuda is already loaded in this process; loads nothing itself.
+
+    A call on host tensors asks this before it looks for an emulated driver, so that it never
+    initialises a real one.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """One driver call by name: its value, a tuple of them, or None. Raises DriverError or DriverUnavailable."""
+    try:
+        result, *values = getattr(bindings(), name)(*arguments)
+    except (RuntimeError, AttributeError) as cause:
+        raise DriverUnavailable(name, cause) from cause
+    check(name, result)
+    return values[0] if len(values) == 1 else (tuple(values) or None)
+
+
+def check(name: str, result: Any) -> None:
+    """Raises DriverError unless ``result`` is CUDA_SUCCESS."""
+    if int(result) != 0:
+        raise DriverError(name, result=int(result), name=getattr(result, "name", str(result)), text=_describe(result))
+
+
+def _describe(result: Any) -> str:
+    try:
+        status, text = bindings().cuGetErrorString(result)
+    except RuntimeError:
+        return "no description"
+    return text.decode(errors="replace") if int(status) == 0 and text else "no description"
+
+
+def initialise() -> None:
+    """cuInit. Raises DriverUnavailable where no driver or no device answers."""
+    try:
+        call("cuInit", 0)
+    except DriverError as cause:
+        raise DriverUnavailable("cuInit", cause) from cause
+
+
+def device_count() -> int:
+    """Devices that this process sees."""
+    return int(call("cuDeviceGetCount"))
+
+
+def detect(ordinal: int = 0) -> System:
+    """The System of one device. Raises DriverUnavailable or DriverError."""
+    initialise()
+    device = call("cuDeviceGet", ordinal)
+    name: bytes = call("cuDeviceGetName", NAME_BYTES, device)
+    attribute = bindings().CUdevice_attribute
+    return System(
+        product=name.split(b"\0")[0].decode(errors="replace").strip(),
+        capability=(
+            int(call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)),
+            int(call("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)),
+        ),
+        driver_version=int(call("cuDriverGetVersion")),
+        ordinal=ordinal,
+    )
+
+
+def ensure_context(ordinal: int) -> None:
+    """Make the device's primary context current on this thread where none is."""
+    if int(call("cuCtxGetCurrent")) == 0:
+        call("cuCtxSetCurrent", _primary_context(ordinal))
+
+
+@functools.cache
+def _primary_context(ordinal: int) -> Handle:
+    return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
+
+
+def load_library(image: bytes) -> Handle:
+    """A CUlibrary from the bytes of a cubin. The caller has checked them."""
+    return call("cuLibraryLoadData", image, [], [], 0, [], [], 0)
+
+
+def get_kernel(library: Handle, symbol: str) -> Handle:
+    """A CUkernel by its symbol."""
+    return call("cuLibraryGetKernel", library, symbol.encode())
+
+
+def prepare(kernel: Handle, attributes: tuple[tuple[int, int], ...], ordinal: int) -> Handle:
+    """Set the kernel's attributes on one device and load it into the current context: a CUfunction.
+
+    cuFuncLoad makes lazy loading happen now, never at a launch or while a graph is captured.
+    """
+    device = call("cuDeviceGet", ordinal)
+    for attribute, value in attributes:
+        call("cuKernelSetAttribute", bindings().CUfunction_attribute(attribute), value, kernel, device)
+    function = call("cuKernelGetFunction", kernel)
+    call("cuFuncLoad", function)
+    return function
+
+
+def launch_config(launch: Launch) -> Any:
+    """The CUlaunchConfig of a Launch on stream 0; its stream is set per call."""
+    driver = bindings()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    config.hStream = driver.CUstream(0)
+    config.numAttrs = 0
+    if launch.cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster = attribute.value.clusterDim
+        cluster.x, cluster.y, cluster.z = launch.cluster
+        attribute.value.clusterDim = cluster
+        config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
+def set_stream(config: Any, stream: int) -> None:
+    """Point a launch config at a stream, given as the handle's integer."""
+    config.hStream = bindings().CUstream(stream)
+
+
+def launcher() -> Launcher:
+    """``cuLaunchKernelEx`` itself: (config, function, address of the pointer array, 0) to a 1-tuple of CUresult."""
+    function: Launcher = bindings().cuLaunchKernelEx
+    return function
