@@ -92,7 +92,7 @@ def capture(host: HostCode, step: Step) -> Launch:
         cluster=first.cluster,
         shared_bytes=first.shared_bytes,
         function_attributes=_needed(first),
-        images=_with_addresses(blank.images, slots, dict.fromkeys(names, 0), keep_addend=False),
+        images=_blanked(blank.images, slots),
         slots=slots,
     )
     _check_prediction(step, launch, _without(recorder(step, three, 0x3C), padding), three)
@@ -111,19 +111,12 @@ def _needed(run: _Recorded) -> tuple[tuple[int, int], ...]:
     return (*kept, (MAX_DYNAMIC_SHARED, run.shared_bytes))
 
 
-def filled_images(launch: Launch, addresses: dict[str, int]) -> tuple[bytes, ...]:
-    """A launch's parameter images with these buffer addresses written into its slots."""
-    return _with_addresses(launch.images, launch.slots, addresses, keep_addend=True)
-
-
-def _with_addresses(
-    images: tuple[bytes, ...], slots: Sequence[Slot], addresses: dict[str, int], *, keep_addend: bool
-) -> tuple[bytes, ...]:
-    filled = [bytearray(image) for image in images]
+def _blanked(images: tuple[bytes, ...], slots: Sequence[Slot]) -> tuple[bytes, ...]:
+    """Images with a zero at every slot: the addresses of a capture mean nothing later."""
+    blank = [bytearray(image) for image in images]
     for slot in slots:
-        address = addresses[slot.buffer] + (slot.addend if keep_addend else 0)
-        filled[slot.parameter][slot.offset : slot.offset + 8] = address.to_bytes(8, "little")
-    return tuple(bytes(image) for image in filled)
+        blank[slot.parameter][slot.offset : slot.offset + 8] = bytes(8)
+    return tuple(bytes(image) for image in blank)
 
 
 def _addresses(names: tuple[str, ...], seed: int) -> dict[str, int]:
@@ -167,7 +160,7 @@ def _slots(
 
 
 def _check_prediction(step: Step, launch: Launch, run: _Recorded, addresses: dict[str, int]) -> None:
-    predicted = filled_images(launch, addresses)
+    predicted = launch.images_at(addresses)
     same = predicted == run.images and (launch.grid, launch.block, launch.cluster, launch.shared_bytes) == (
         run.grid, run.block, run.cluster, run.shared_bytes,
     )  # fmt: skip

@@ -96,6 +96,11 @@ class Family:
         """The module with ``host_entry(spec) -> HostEntry``; importing it loads the CuTe DSL."""
         return importlib.import_module(f"{self.package}.kernel")
 
+    @property
+    def expectation(self) -> ModuleType:
+        """The module with ``model``, ``owned`` and ``ROW_AXES``: what the kernels should compute."""
+        return importlib.import_module(f"{self.package}.model")
+
     def cells(self) -> tuple[Cell, ...]:
         """The cells that ``cells.toml`` lists, in file order."""
         return tuple(read_cells(Path(str(importlib.import_module(self.package).__file__)).parent / "cells.toml", self.op))

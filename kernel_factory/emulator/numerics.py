@@ -237,3 +237,7 @@ def reverse_bits(a: np.ndarray) -> np.ndarray:
 
 def nan_either(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.isnan(a) | np.isnan(b)
+
+
+def nan_if(condition: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.where(condition, _U32(0x7FFFFFFF), x.view(_U32)).view(_F32)

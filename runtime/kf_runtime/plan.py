@@ -6,6 +6,7 @@ parameter images; everything else in the images is final. Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -77,6 +78,14 @@ class Launch:
     images: tuple[bytes, ...]
     slots: tuple[Slot, ...]
     grid_barrier: bool = False
+
+    def images_at(self, addresses: Mapping[str, int]) -> tuple[bytes, ...]:
+        """The parameter images with these buffer addresses written into the slots."""
+        filled = [bytearray(image) for image in self.images]
+        for slot in self.slots:
+            word = (addresses[slot.buffer] + slot.addend).to_bytes(8, "little")
+            filled[slot.parameter][slot.offset : slot.offset + 8] = word
+        return tuple(bytes(image) for image in filled)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,172 @@
+"""Dispatch: from a Call to a Route, and from a Route to an executor that is ready to launch.
+
+This is where deciding (``route``) meets doing (``driver``, ``loader``, ``execute``). The first
+call of a signature resolves and loads; ops keep the answer in ``Dispatcher.table``, so that each
+later call is one dictionary hit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from kf_runtime import campaign, driver, route
+from kf_runtime.counters import Counters
+from kf_runtime.errors import ManifestError, Unavailable
+from kf_runtime.execute import PlanExecutor
+from kf_runtime.loader import Loader
+from kf_runtime.manifest import Manifest, load
+from kf_runtime.route import Call, Generic, Reason, Route, UseCubin
+from kf_runtime.system import System
+
+DATA: Final = Path(__file__).parent / "data"
+OFF: Final = Generic(reason=Reason(code="off", text="KF is disabled by CUEQ_TRIMUL_KF_CAMPAIGN"))
+HOST: Final = Generic(reason=Reason(code="cpu", text="the tensors are on the CPU; KF kernels run on CUDA tensors"))
+CAPTURING: Final = Generic(
+    reason=Reason(
+        code="capturing",
+        text="the first call of this signature came while a CUDA graph was being captured, when no kernel may be "
+        "loaded; call the op once before capturing",
+        binding=True,
+    )
+)
+
+
+class Dispatcher:
+    """One process's mode, manifest, systems, loaders, executors and counters.
+
+    ``table`` belongs to the ops: signature to whatever they resolved it to.
+    """
+
+    def __init__(self, settings: campaign.Settings = campaign.SETTINGS, folder: Path = DATA) -> None:
+        self.mode = settings.mode
+        self.folder = folder
+        self.counters = Counters()
+        self.table: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+        self._manifest: Manifest | ManifestError | None = None
+        self._systems: dict[int, System] = {}
+        self._loaders: dict[int, Loader] = {}
+        self._executors: dict[tuple[str, torch.device], PlanExecutor] = {}
+
+    def manifest(self) -> Manifest:
+        """The verified manifest, read once. Raises ManifestError, the same one each time."""
+        with self._lock:
+            if self._manifest is None:
+                try:
+                    self._manifest = load(self.folder)
+                except ManifestError as error:
+                    self._manifest = error
+            if isinstance(self._manifest, ManifestError):
+                raise self._manifest
+            return self._manifest
+
+    def system(self, ordinal: int = 0) -> System:
+        """The System of a device, asked once. Raises Unavailable."""
+        with self._lock:
+            if ordinal not in self._systems:
+                self._systems[ordinal] = driver.detect(ordinal)
+            return self._systems[ordinal]
+
+    def system_of(self, device: torch.device) -> System | Generic:
+        """The System that owns tensors of ``device``, or why none does. Raises Unavailable.
+
+        Host tensors are looked at only where some libcuda is already in the process, and count
+        only on an emulated driver (see ``system``).
+        """
+        if device.type == "cuda" and torch.version.hip is None:
+            return self.system(device.index or 0)
+        if device.type == "cpu":
+            return self._emulated() or HOST
+        text = f"the tensors are on {device}; KF kernels run on CUDA tensors of NVIDIA GPUs"
+        return Generic(reason=Reason(code="device", text=text))
+
+    def _emulated(self) -> System | None:
+        if 0 not in self._systems and not driver.is_mapped():
+            return None
+        try:
+            system = self.system(0)
+        except Unavailable:
+            return None
+        return system if system.host_is_device else None
+
+    def decide(self, device: torch.device, describe: Callable[[System], Call]) -> Route:
+        """The route of a call on ``device``; loads nothing, never raises for a declined call."""
+        if self.mode is campaign.Mode.OFF:
+            return OFF
+        try:
+            system = self.system_of(device)
+            if isinstance(system, Generic):
+                return system
+            return route.decide(describe(system), self.manifest(), system, self.mode)
+        except Unavailable as error:
+            return route.unavailable(error)
+
+    def resolve(self, device: torch.device, describe: Callable[[System], Call]) -> PlanExecutor | Generic:
+        """An executor ready to launch, or the generic path and why. Under force, raises instead where it must."""
+        decided = self.decide(device, describe)
+        if isinstance(decided, UseCubin):
+            if _capturing(device) and (decided.entry.plan, device) not in self._executors:
+                decided = CAPTURING
+            else:
+                try:
+                    return self.executor(decided, device)
+                except Unavailable as error:
+                    decided = route.unavailable(error)
+        if decided.error is not None:
+            self.counters.failure(decided.reason.code, decided.reason.text)
+        route.enforce(decided, self.mode)
+        return decided
+
+    def executor(self, decided: UseCubin, device: torch.device) -> PlanExecutor:
+        """The executor of a route on one device, built and loaded once. Raises Unavailable."""
+        key = (decided.entry.plan, device)
+        with self._lock:
+            if key not in self._executors:
+                functions = self._loader(device.index or 0).functions(decided.plan)
+                self._executors[key] = PlanExecutor(decided.plan, functions, device)
+            return self._executors[key]
+
+    def executors(self) -> tuple[PlanExecutor, ...]:
+        """Every executor built so far."""
+        with self._lock:
+            return tuple(self._executors.values())
+
+    def _loader(self, ordinal: int) -> Loader:
+        if ordinal not in self._loaders:
+            self._loaders[ordinal] = Loader(self.manifest(), self.folder, ordinal)
+        return self._loaders[ordinal]
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class _Process:
+    """The dispatcher of this process. A forked child starts with a fresh one: handles and locks do not survive a fork."""
+
+    current = Dispatcher()
+
+
+def current() -> Dispatcher:
+    """The process's dispatcher."""
+    return _Process.current
+
+
+def install(dispatcher: Dispatcher) -> Dispatcher:
+    """Put another dispatcher in place (tests, and tools that read a folder of their own); returns the one before."""
+    before, _Process.current = _Process.current, dispatcher
+    return before
+
+
+def _fresh() -> None:
+    before = _Process.current
+    _Process.current = Dispatcher(campaign.Settings(mode=before.mode), before.folder)
+
+
+os.register_at_fork(after_in_child=_fresh)

@@ -1,0 +1,1 @@
+"""Patches for other packages; each imports what it patches inside its functions."""

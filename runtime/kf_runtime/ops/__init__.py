@@ -1,0 +1,1 @@
+"""The ops: one public torch function a file, with its generic path."""
