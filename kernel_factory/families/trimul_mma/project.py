@@ -19,7 +19,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings import driver
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernel_factory.families.trimul_mma import mma_tools as tools
