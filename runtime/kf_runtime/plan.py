@@ -15,6 +15,11 @@ ROLES: Final = ("input", "output", "scratch")
 ITEM_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "u8": 1, "i32": 4, "i64": 8}
 
 
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense row-major tensor, in elements."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
     """One tensor of a Plan: its role, dtype, shape, strides (in elements) and alignment in bytes."""
@@ -30,13 +35,14 @@ class Buffer:
         if self.role not in ROLES:
             raise ValueError(f"Buffer {self.name}: role: expected one of {', '.join(ROLES)}; found {self.role!r}")
         if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"Buffer {self.name}: dtype: expected one of {', '.join(ITEM_BYTES)}; found {self.dtype!r}")
+            raise ValueError(
+                f"Buffer {self.name}: dtype: expected one of {', '.join(ITEM_BYTES)}; found {self.dtype!r}"
+            )
 
     @classmethod
     def contiguous(cls, name: str, role: str, dtype: str, shape: tuple[int, ...], alignment: int = 16) -> Buffer:
         """A row-major buffer."""
-        strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-        return cls(name=name, role=role, dtype=dtype, shape=shape, strides=strides, alignment=alignment)
+        return cls(name=name, role=role, dtype=dtype, shape=shape, strides=row_major(shape), alignment=alignment)
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +111,9 @@ class Plan:
                         f"the Plan has {', '.join(sorted(known))}"
                     )
                 if slot.offset + 8 > len(launch.images[slot.parameter]):
-                    raise ValueError(f"Launch {launch.kernel}: slot at byte {slot.offset} passes the end of its parameter")
+                    raise ValueError(
+                        f"Launch {launch.kernel}: slot at byte {slot.offset} passes the end of its parameter"
+                    )
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError otherwise."""

@@ -117,9 +117,7 @@ def decide_cell(cell: Cell, manifest: Manifest, system: System, mode: Mode) -> R
     return _admit(cell, None, manifest, system, mode)
 
 
-def _admit(
-    cell: Cell, operands: Mapping[str, Operand] | None, manifest: Manifest, system: System, mode: Mode
-) -> Route:
+def _admit(cell: Cell, operands: Mapping[str, Operand] | None, manifest: Manifest, system: System, mode: Mode) -> Route:
     on_sm = manifest.on_sm(cell.sm)
     if not on_sm:
         text = (

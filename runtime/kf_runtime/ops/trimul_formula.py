@@ -37,7 +37,7 @@ def numerics(call: Arguments) -> Numerics:
     x = call.x
     if call.precision == "bfloat16":
         return Numerics(norm=torch.bfloat16, product=torch.bfloat16)
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+    if x.dtype != torch.float64 and autocast_on(x.device.type):
         return Numerics(norm=torch.float32, product=torch.get_autocast_dtype(x.device.type))
     wide = x.dtype
     for parameter in call.given().values():
@@ -60,15 +60,26 @@ def formula(call: Arguments) -> Tensor:
     One gated projection per operand where autograd may run, one fused projection otherwise.
     """
     kind = numerics(call)
+    if not autocast_on(call.x.device.type):
+        return _formula(call, kind)
     with torch.autocast(call.x.device.type, enabled=False):
-        cast = rounded(call)
-        h = layer_norm(call.x.to(kind.norm), cast.norm_in_weight, cast.norm_in_bias, call.eps).to(kind.product)
-        a, b = _gated_operands(h, cast)
-        t = _contract(a, b, call.direction)
-        u = layer_norm(t.movedim(-3, -1).to(_at_least(kind.norm, t.dtype)), *_norm_out(cast, t.dtype), call.eps)
-        value = F.linear(u.to(kind.product), _weight(cast.p_out_weight), cast.p_out_bias)
-        gate = torch.sigmoid(F.linear(h, _weight(cast.g_out_weight), cast.g_out_bias))
-        return (gate * value).to(call.x.dtype)
+        return _formula(call, kind)
+
+
+def autocast_on(device_type: str) -> bool:
+    """Whether autocast is on for this kind of device; False for kinds that have none (meta)."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _formula(call: Arguments, kind: Numerics) -> Tensor:
+    cast = rounded(call)
+    h = layer_norm(call.x.to(kind.norm), cast.norm_in_weight, cast.norm_in_bias, call.eps).to(kind.product)
+    a, b = _gated_operands(h, cast)
+    t = _contract(a, b, call.direction)
+    u = layer_norm(t.movedim(-3, -1).to(_at_least(kind.norm, t.dtype)), *_norm_out(cast, t.dtype), call.eps)
+    value = F.linear(u.to(kind.product), weight_of(cast.p_out_weight), cast.p_out_bias)
+    gate = torch.sigmoid(F.linear(h, weight_of(cast.g_out_weight), cast.g_out_bias))
+    return (gate * value).to(call.x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -78,7 +89,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def _gated_operands(h: Tensor, call: Arguments) -> tuple[Tensor, Tensor]:
     """a and b, ``[*, N, N, D]`` each: sigmoid(h g_in) * (h p_in) * mask."""
-    p, g = _weight(call.p_in_weight), _weight(call.g_in_weight)
+    p, g = weight_of(call.p_in_weight), weight_of(call.g_in_weight)
     D = call.D
     if torch.is_grad_enabled():
         a = _gated(h, p[:D], _part(call.p_in_bias, 0, D), g[:D], _part(call.g_in_bias, 0, D))
@@ -105,7 +116,7 @@ def fused_bias(call: Arguments) -> Tensor | None:
     p, g = call.p_in_bias, call.g_in_bias
     if p is None and g is None:
         return None
-    zeros = _weight(call.p_in_weight).new_zeros(2 * call.D)
+    zeros = weight_of(call.p_in_weight).new_zeros(2 * call.D)
     return torch.cat((zeros if p is None else p, zeros if g is None else g))
 
 
@@ -147,6 +158,7 @@ def _at_least(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, other) if other == torch.float32 else dtype
 
 
-def _weight(value: Tensor | None) -> Tensor:
+def weight_of(value: Tensor | None) -> Tensor:
+    """A weight that ``fill`` has made sure of."""
     assert value is not None, "fill() gives every p and g weight"
     return value

@@ -1,0 +1,253 @@
+"""``kf``: the command line. Reads options, calls the pipeline, prints."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain
+from kernel_factory.admit import Rejected
+from kernel_factory.pipeline import Selection
+from kernel_factory.store import StoreError, write_atomically
+from kernel_factory.workspace import find
+
+console = Console()
+_CLEAR = (
+    capture.CaptureError,
+    compile.CompileError,
+    inspect.InspectError,
+    package.PackageError,
+    pipeline.NotBuilt,
+    pipeline.SelectionError,
+    StoreError,
+    toolchain.ToolchainError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every stage is told: filters, parallelism, and the form of its answer."""
+
+    families: tuple[str, ...]
+    sms: tuple[str, ...]
+    patterns: tuple[str, ...]
+    jobs: int
+    as_json: bool
+
+    @property
+    def selection(self) -> Selection:
+        return pipeline.select(find(), self.families, self.sms, self.patterns)
+
+    def say(self, data: dict[str, Any], text: str) -> None:
+        """Print the data, or the text filled from it."""
+        click.echo(json.dumps(data) if self.as_json else text.format(**data))
+
+
+def _stage(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options as one ``Options``, and turn a stage's own errors into clear ones."""
+
+    def command(
+        families: tuple[str, ...], sms: tuple[str, ...], patterns: tuple[str, ...], jobs: int, as_json: bool, **own: Any
+    ) -> None:
+        options = Options(families=families, sms=sms, patterns=patterns, jobs=jobs, as_json=as_json)
+        try:
+            function(options, **own)
+        except _CLEAR as error:
+            raise click.ClickException(str(error)) from error
+
+    command.__doc__ = function.__doc__
+    command.__name__ = function.__name__
+    command.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print data instead of text."),
+        click.option("-j", "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes at once."),
+        click.option("--cell", "patterns", multiple=True, help="Only keys that hold this text or glob; repeatable."),
+        click.option("--sm", "sms", multiple=True, help="Only this SM; repeatable."),
+        click.option("--family", "families", multiple=True, help="Only this family; repeatable."),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal; silence elsewhere."""
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda *_: bar.advance(task)
+
+
+@click.group()
+def main() -> None:
+    """Build, prove, admit and package kernels, on a machine without a GPU."""
+
+
+@main.command()
+@_stage
+def cells(options: Options) -> None:
+    """List the cells that the families cover."""
+    rows = [{"family": family.name, "cell": cell.key} for family, cell in options.selection.rows]
+    click.echo(json.dumps(rows) if options.as_json else "\n".join(f"{r['family']}  {r['cell']}" for r in rows))
+
+
+@main.command()
+@_stage
+def build(options: Options) -> None:
+    """Compile every kernel of the cells and capture every launch."""
+    selection = options.selection
+    specs = selection.specs()
+    fresh: list[bool] = []
+    with _bar("compile", len(specs)) as step, _bar("capture", len(selection.rows)) as captured:
+
+        def compiled(_: Any, new: bool) -> None:
+            fresh.append(new)
+            step()
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            pipeline.build(selection, pool, compiled, captured)
+    data = {"cells": len(selection.rows), "kernels": len(specs), "compiled": sum(fresh)}
+    options.say(data, "{cells} cells from {kernels} kernels; {compiled} compiled now")
+
+
+@main.command()
+@click.option("--seed", type=click.IntRange(0), default=0, help="Re-roll inputs and schedules; 0 is the recorded run.")
+@_stage
+def validate(options: Options, seed: int) -> None:
+    """Prove every cell on the emulator."""
+    selection = options.selection
+    ran: list[bool] = []
+    with _bar("prove", len(selection.rows)) as step, ProcessPoolExecutor(options.jobs) as pool:
+
+        def proved(_: Any, fresh: bool) -> None:
+            ran.append(fresh)
+            step()
+
+        found = pipeline.prove(selection, pool, seed, proved)
+    findings = [text for evidence in found for texts in evidence.findings.values() for text in texts]
+    data = {"cells": len(found), "proofs": len(ran), "ran": sum(ran), "findings": len(findings)}
+    options.say(data, "{cells} cells share {proofs} emulated runs; {ran} ran now; {findings} findings")
+    if findings and not options.as_json:
+        click.echo("\n".join(findings[:5]))
+
+
+@main.command()
+@click.option("--device", "files", multiple=True, type=click.Path(exists=True, path_type=Path), help="Take this device evidence in.")
+@click.option("--check", is_flag=True, help="Fail where the committed evidence or lists differ.")
+@_stage
+def admit(options: Options, files: tuple[Path, ...], check: bool) -> None:
+    """Judge the evidence by the policy and write the allow-lists."""
+    selection = options.selection
+    pipeline.take_in(selection.workspace, files)
+    result = pipeline.admit(selection)
+    rejected = {e.cell.key: list(v.reasons) for e, v in result.verdicts if isinstance(v, Rejected)}
+    data = {
+        "cells": len(result.verdicts),
+        "admitted": len(result.verdicts) - len(rejected),
+        "rejected": rejected,
+        "changed_evidence": result.changed_evidence,
+        "changed_lists": result.changed_lists,
+    }
+    options.say(data, "{admitted} of {cells} cells admitted")
+    if not options.as_json:
+        for key, reasons in rejected.items():
+            click.echo(f"rejected {key}\n  " + "\n  ".join(reasons))
+        for key in result.changed_evidence:
+            click.echo(f"evidence differs from the committed: {key}")
+    if rejected or (check and (result.changed_evidence or result.changed_lists)):
+        raise SystemExit(1)
+
+
+@main.command("package")
+@_stage
+def package_command(options: Options) -> None:
+    """Put the admitted cells into the wheel's data folder."""
+    selection = options.selection
+    packaged = pipeline.pack(selection)
+    if not (options.families or options.sms or options.patterns):
+        write_atomically(selection.workspace.lock, pipeline.lock_bytes(selection))
+    text = "{cells} cells, {cubins} cubins of {cubin_bytes} bytes, a manifest of {manifest_bytes} bytes"
+    options.say(asdict(packaged), text)
+
+
+@main.command("inspect")
+@_stage
+def inspect_command(options: Options) -> None:
+    """Print what the cubins of the cells say of themselves."""
+    built = pipeline.built_cells(options.selection)
+    if options.as_json:
+        click.echo(json.dumps([{"cell": b.cell.key, "facts": [f.to_json() for f in b.facts]} for b in built]))
+        return
+    table = Table("kernel", "SM", "registers", "stack", "shared", "threads", "code")
+    rows = {
+        (a.spec.key, a.sm): (f.registers, f.stack_bytes, f.static_shared + f.dynamic_shared, f.threads, f.code_bytes)
+        for b in built
+        for a, f in zip(b.artifacts, b.facts, strict=True)
+    }
+    for (kernel, sm), figures in sorted(rows.items()):
+        table.add_row(kernel, sm, *map(str, figures))
+    console.print(table)
+
+
+@main.command()
+@_stage
+def verify(options: Options) -> None:
+    """Rebuild every cubin from nothing and compare its hash with cubins.lock."""
+    selection = options.selection
+    locked = {(row["kernel"], row["sm"]): row["cubin"] for row in json.loads(selection.workspace.lock.read_text())}
+    with tempfile.TemporaryDirectory(prefix="kf-verify-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        specs = selection.specs()
+        with _bar("rebuild", len(specs)) as step:
+            artifacts = compile.compile_all(Path(folder), specs, pool, step)
+    wrong = [
+        f"{a.spec.key} for {a.sm}: cubins.lock has {locked.get((a.spec.key, a.sm), 'nothing')}; rebuilt {a.cubin}"
+        for a in artifacts
+        if locked.get((a.spec.key, a.sm)) != a.cubin
+    ]
+    options.say({"rebuilt": len(artifacts), "different": wrong}, "{rebuilt} cubins rebuilt")
+    if wrong:
+        raise click.ClickException("\n".join(wrong))
+
+
+@main.command("report")
+@_stage
+def report_command(options: Options) -> None:
+    """Print per SM what was admitted, and the worst figures. Every figure here is the emulator's."""
+    selection = options.selection
+    pairs = pipeline.emulated(selection)
+    verdicts = pipeline.judge(selection.workspace, pairs)
+    sizes = {a.cubin: len(selection.workspace.store.blob(a.cubin)) for built, _ in pairs for a in built.artifacts}
+    rows = report.summarise(verdicts, sizes)
+    if options.as_json:
+        click.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    table = Table("SM", "admitted", "worst error", "worst row", "traffic", "wavefronts", "spills", "registers", "cubins", "KB")
+    for row in rows:
+        table.add_row(
+            row.sm,
+            f"{row.admitted}/{row.cells}",
+            f"{row.worst_error:.2e} ({row.worst_error_set})",
+            f"{row.worst_row:.2e}",
+            ", ".join(f"{kernel} {ratio:.3f}" for kernel, ratio in row.traffic.items()),
+            f"{row.wavefronts:.3f}",
+            str(row.spilled),
+            str(row.registers),
+            str(row.cubins),
+            f"{row.cubin_bytes / 1024:.0f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""cp.async: data is captured at issue and lands only at the wait that covers it, the latest moment that is legal.
+
+Eager completion would hide every missing wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..emitter import Emitter, Modifiers
+from ..lanes import settle, spread, threads_of
+from ..ptx.records import Immediate, Instruction
+from ..registry import emits, runtime
+from .memory_access import WORDS, global_take, shared_flat
+
+
+@emits("cp.async.ca", "cp.async.cg", writes=False)
+def issue(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
+    """cp.async of 4, 8 or 16 bytes; with a source size, the rest of the bytes are zeros."""
+    mods.one("shared", "shared::cta")
+    mods.one("global")
+    mods.ignore("L2::64B", "L2::128B", "L2::256B")
+    target, source, size, *rest = ins.operands
+    allowed = (16,) if ins.modifiers[1] == "cg" else (4, 8, 16)
+    if not isinstance(size, Immediate) or size.value not in allowed:
+        raise e.fail(f"the size of cp.async.{ins.modifiers[1]} must be one of {allowed}")
+    if len(rest) > 1:
+        raise e.fail("cache-policy operands of cp.async are not emulated")
+    shared, shared_offset = e.shared_address(target)
+    memory, offset = e.global_address(source)
+    count = e.value(rest[0], "u32") if rest else "None"
+    e.line(f"async_issue(M, I, {shared}, {shared_offset}, {memory}, {offset}, {size.value}, {count}, {e.guard()}, {ins.line}, n)")
+
+
+@emits("cp.async.commit_group", writes=False)
+def commit(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
+    """Close the group of copies issued so far."""
+    if ins.guard:
+        raise e.fail("a guarded commit_group is not emulated")
+    e.line("async_commit(M, I)")
+
+
+@emits("cp.async.wait_group", "cp.async.wait_all", writes=False)
+def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
+    """Land the groups that the wait covers."""
+    if ins.guard:
+        raise e.fail("a guarded wait_group is not emulated")
+    if ins.modifiers[1] == "wait_all":
+        e.line(f"async_wait(M, I, -1, {ins.line})")
+    else:
+        (left,) = e.operands(1)
+        if not isinstance(left, Immediate):
+            raise e.fail("the count of wait_group is no constant")
+        e.line(f"async_wait(M, I, {left.value}, {ins.line})")
+
+
+@dataclass(slots=True)
+class Copy:
+    """One issued instruction: its threads, shared positions, data, and each thread's group number."""
+
+    lanes: object
+    threads: np.ndarray
+    flat: np.ndarray
+    data: np.ndarray
+    group: np.ndarray
+    size: int
+    line: int
+
+    def part(self, keep: np.ndarray) -> Copy:
+        return Copy(None, self.threads[keep], self.flat[keep], self.data[keep], self.group[keep], self.size, self.line)
+
+    def land(self, M: object) -> None:
+        M.shared_views[self.size][self.flat >> (self.size.bit_length() - 1)] = self.data
+        if M.race:
+            M.race.landed(self.threads, self.flat, self.size, self.line)
+
+
+@runtime
+def async_issue(M, I, shared, shared_offset, memory, offset, size, count, mask, line, n):  # noqa: ANN001, ANN201, E741
+    chosen = settle(mask)
+    flat = shared_flat(M, I, shared, shared_offset, size, chosen, line)
+    threads = threads_of(M, I, chosen)
+    if threads.size == 0:
+        return
+    if count is None:
+        data = spread(global_take(M, I, memory, offset, size, chosen, line, n), threads.size)
+    else:
+        data = _with_zeros(M, I, memory, offset, size, spread(count, n), chosen, line, n)
+    if M.race:
+        M.race.write(threads, flat, size, line, in_flight=True)
+    if M.count:
+        M.count.shared(M, I, chosen, flat, size, line, "cp.async")
+    lanes = I if chosen is None and isinstance(I, slice) else None
+    M.copies.append(Copy(lanes, threads, flat, data, M.groups[threads], size, line))
+
+
+def _with_zeros(M, I, memory, offset, size, count, chosen, line, n):  # noqa: ANN001, ANN202, E741
+    """Data of copies with a source size: bytes past it are zeros, and a size of zero reads nothing."""
+    if int(count.min()) >= size:
+        return spread(global_take(M, I, memory, offset, size, chosen, line, n), n if chosen is None else chosen.shape[0])
+    on = count > 0
+    if chosen is not None:
+        selected = np.zeros(n, bool)
+        selected[chosen] = True
+        on = on & selected
+    reading = np.flatnonzero(on)
+    out = np.zeros((n, size), np.uint8)
+    if reading.size:
+        got = global_take(M, I, memory, offset, size, reading, line, n)
+        out[reading] = got.view(np.uint8).reshape(-1, size)
+        short = np.flatnonzero(on & (count < size))
+        if short.size:
+            out[short] *= np.arange(size)[None, :] < count[short, None]
+    data = out.view(WORDS[size]).reshape(-1)
+    return data if chosen is None else data[chosen]
+
+
+@runtime
+def async_commit(M, I):  # noqa: ANN001, ANN201, E741
+    if I is None:
+        M.groups += 1
+    else:
+        M.groups[I] += 1
+
+
+@runtime
+def async_wait(M, I, left, line):  # noqa: ANN001, ANN201, E741
+    """Land every group but the newest ``left`` of these threads (-1: also what was never committed)."""
+    limit = np.full(M.T, -1, np.int32)
+    lanes = slice(None) if I is None else I
+    limit[lanes] = M.groups[lanes] - left
+    waiting = []
+    for copy in M.copies:
+        if copy.lanes is not None and isinstance(I, slice) and copy.lanes != I:
+            waiting.append(copy)
+            continue
+        done = copy.group < limit[copy.threads]
+        if done.all():
+            copy.land(M)
+        elif done.any():
+            copy.part(done).land(M)
+            waiting.append(copy.part(~done))
+        else:
+            waiting.append(copy)
+    M.copies = waiting

@@ -1,0 +1,270 @@
+"""Pipeline: the stages composed, for the command line. No printing here, no stage imports another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from kf_runtime.cell import Cell
+from kf_runtime.plan import Buffer, Launch, Plan
+
+from kernel_factory import admit as admission
+from kernel_factory import allowlist, capture, compile, inspect, package, policy, validate
+from kernel_factory import evidence as evidences
+from kernel_factory.admit import Admitted, Verdict
+from kernel_factory.allowlist import Proved, Row
+from kernel_factory.artifact import Artifact
+from kernel_factory.built import BuiltCell
+from kernel_factory.evidence import Evidence
+from kernel_factory.family import Family, KernelSpec, Step, discover
+from kernel_factory.store import digest, sha256
+from kernel_factory.workspace import Workspace
+
+Progress = Callable[..., None]
+
+
+class SelectionError(Exception):
+    """The options name no family, SM or cell that exists."""
+
+
+class NotBuilt(Exception):
+    """A later stage was asked for a cell that `kf build` has not made from the present sources."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The cells that a command works on."""
+
+    workspace: Workspace
+    rows: tuple[tuple[Family, Cell], ...]
+
+    def specs(self) -> list[tuple[KernelSpec, str]]:
+        """Every distinct (kernel, SM) of the cells, in a fixed order."""
+        return sorted({(step.spec, cell.sm) for family, cell in self.rows for step in family.plan(cell).steps})
+
+
+def select(
+    workspace: Workspace, families: tuple[str, ...], sms: tuple[str, ...], patterns: tuple[str, ...]
+) -> Selection:
+    """The cells that match every filter that is given; a pattern is a glob within a key."""
+    known = discover()
+    rows = tuple((family, cell) for family in known.values() for cell in family.cells())
+    _require("family", families, known)
+    _require("SM", sms, {cell.sm for _, cell in rows})
+    kept = tuple(
+        (family, cell)
+        for family, cell in rows
+        if (not families or family.name in families)
+        and (not sms or cell.sm in sms)
+        and (not patterns or any(fnmatch(cell.key, f"*{pattern}*") for pattern in patterns))
+    )
+    if not kept:
+        raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
+    return Selection(workspace=workspace, rows=kept)
+
+
+def _require(what: str, asked: tuple[str, ...], known: Iterable[str]) -> None:
+    for name in asked:
+        if name not in known:
+            raise SelectionError(f"{what}: expected one of {', '.join(sorted(known))}; found {name!r}")
+
+
+# ------------------------------------------------------------------ build
+
+
+def build(selection: Selection, executor: Executor, compiled: Progress, captured: Progress) -> list[BuiltCell]:
+    """Compile every kernel, then capture every cell's launches."""
+    compile.compile_all(selection.workspace.store_root, selection.specs(), executor, compiled)
+    return [_capture_cell(selection.workspace, family, cell, captured) for family, cell in selection.rows]
+
+
+def built_cells(selection: Selection) -> list[BuiltCell]:
+    """The cells as `kf build` left them. Raises NotBuilt naming the first that is missing."""
+    return [_read_built(selection.workspace, family, cell) for family, cell in selection.rows]
+
+
+def _artifact(workspace: Workspace, family: Family, step: Step, cell: Cell) -> Artifact:
+    body = workspace.store.record(compile.KIND, compile.record_key(family, step.spec, cell.sm))
+    if body is None:
+        raise NotBuilt(f"{cell}: kernel {step.spec.key} is not built from the present sources; run `kf build`")
+    return Artifact.from_json(body)
+
+
+def _key(cell: Cell, artifacts: tuple[Artifact, ...], buffers: tuple[Buffer, ...]) -> str:
+    method = [sha256(Path(module.__file__ or "").read_bytes()) for module in (capture, inspect)]
+    return digest([cell.key, [a.to_json() for a in artifacts], [vars(b) for b in buffers], method])
+
+
+def _read_built(workspace: Workspace, family: Family, cell: Cell) -> BuiltCell:
+    plan = family.plan(cell)
+    artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
+    body = workspace.store.record("built", _key(cell, artifacts, plan.buffers))
+    if body is None:
+        raise NotBuilt(f"{cell}: its launches are not captured; run `kf build`")
+    return BuiltCell.from_json(body)
+
+
+def _capture_cell(workspace: Workspace, family: Family, cell: Cell, captured: Progress) -> BuiltCell:
+    plan = family.plan(cell)
+    artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
+    key = _key(cell, artifacts, plan.buffers)
+    body = workspace.store.record("built", key)
+    if body is None:
+        body = _captured(workspace, family, cell, artifacts).to_json()
+        workspace.store.put_record("built", key, body)
+    captured(cell)
+    return BuiltCell.from_json(body)
+
+
+def _captured(workspace: Workspace, family: Family, cell: Cell, artifacts: tuple[Artifact, ...]) -> BuiltCell:
+    plan, store = family.plan(cell), workspace.store
+    launches = tuple(_launch(workspace, step, a) for step, a in zip(plan.steps, artifacts, strict=True))
+    facts = tuple(
+        inspect.inspect(store.blob(a.cubin), store.blob(a.ptx).decode(), launch)
+        for a, launch in zip(artifacts, launches, strict=True)
+    )
+    whole = Plan(buffers=plan.buffers, launches=launches)
+    return BuiltCell(cell=cell, family=family.name, plan=whole, artifacts=artifacts, facts=facts)
+
+
+def _launch(workspace: Workspace, step: Step, artifact: Artifact) -> Launch:
+    if (len(step.operands), len(step.scalars)) != (artifact.pointers, artifact.scalars):
+        raise capture.CaptureError(
+            f"{step.spec.key}: the plan gives {len(step.operands)} pointers and {len(step.scalars)} integers; "
+            f"the host function takes {artifact.pointers} and {artifact.scalars}"
+        )
+    cubin = workspace.store.blob(artifact.cubin)
+    host = capture.HostCode(
+        object_bytes=workspace.store.blob(artifact.host),
+        entry=artifact.entry,
+        cubin=artifact.cubin,
+        kernel=inspect.only_kernel(cubin, artifact.symbol),
+        sm=artifact.sm,
+    )
+    return capture.capture(host, step)
+
+
+# ------------------------------------------------------------------ validate, admit, package
+
+
+def prove(
+    selection: Selection, executor: Executor, reroll: int = 0, proved: Progress = lambda *_: None
+) -> list[Evidence]:
+    """Emulated evidence of every selected cell, from the store or run now."""
+    cells = built_cells(selection)
+    return validate.validate_all(selection.workspace.store_root, cells, executor, reroll, proved)
+
+
+def emulated(selection: Selection) -> list[tuple[BuiltCell, Evidence]]:
+    """The cells with the evidence that this store holds. Raises NotBuilt where `kf validate` has not run."""
+    store = selection.workspace.store
+    pairs = []
+    for built in built_cells(selection):
+        body = store.record(validate.KIND, validate.proof_key(store, built))
+        if body is None:
+            raise NotBuilt(f"{built.cell}: not proved from the present bytes; run `kf validate`")
+        pairs.append((built, validate.evidence_of(store, built, body)))
+    return pairs
+
+
+def judge(workspace: Workspace, pairs: list[tuple[BuiltCell, Evidence]]) -> list[tuple[Evidence, Verdict]]:
+    """The verdict on every piece of emulated evidence."""
+    policies = policy.read_policy(workspace.policy)
+    return [(evidence, admission.admit(evidence, policies[built.cell.op])) for built, evidence in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """What `kf admit` did: verdicts, evidence files that differ from the committed ones, lists that changed."""
+
+    verdicts: list[tuple[Evidence, Verdict]]
+    changed_evidence: list[str]
+    changed_lists: list[str]
+
+
+def admit(selection: Selection) -> Admission:
+    """Judge this store's evidence, write the evidence files and the allow-lists of the selected cells.
+
+    A list keeps its rows for cells that were not selected. Device evidence whose cubins are
+    still the built ones adds its product to the row.
+    """
+    workspace = selection.workspace
+    pairs = emulated(selection)
+    verdicts = judge(workspace, pairs)
+    changed = [e.cell.key for _, e in pairs if _changed(workspace, e)]
+    for _, evidence in pairs:
+        evidences.write(workspace.evidence, evidence)
+    lists = []
+    for op, sm in sorted({(built.cell.op, built.cell.sm) for built, _ in pairs}):
+        rows = {row.cell: row for row in allowlist.read(workspace.allowlists, op, sm)}
+        for evidence, verdict in verdicts:
+            if (evidence.cell.op, evidence.cell.sm) != (op, sm):
+                continue
+            rows.pop(evidence.cell, None)
+            if isinstance(verdict, Admitted):
+                rows[evidence.cell] = _row(workspace, evidence)
+        if allowlist.write(workspace.allowlists, op, sm, list(rows.values())):
+            lists.append(f"{op}/{sm}")
+    return Admission(verdicts=verdicts, changed_evidence=changed, changed_lists=lists)
+
+
+def _changed(workspace: Workspace, evidence: Evidence) -> bool:
+    path = evidences.path_of(workspace.evidence, evidence.cell, evidence.level)
+    return path.exists() and not evidences.same(evidences.read(path), evidence)
+
+
+def _row(workspace: Workspace, evidence: Evidence) -> Row:
+    proofs = [Proved(product=evidence.product, level=evidence.level, evidence=evidence.digest)]
+    proofs += [
+        Proved(product=e.product, level=e.level, evidence=e.digest)
+        for e in _device_evidence(workspace, evidence.cell)
+        if e.cubins == evidence.cubins
+    ]
+    return Row(cell=evidence.cell, cubins=evidence.cubins, proofs=tuple(proofs))
+
+
+def _device_evidence(workspace: Workspace, cell: Cell) -> Iterator[Evidence]:
+    policies = policy.read_policy(workspace.policy)
+    for level in ("device", "timed"):
+        path = evidences.path_of(workspace.evidence, cell, level)
+        if path.exists():
+            found = evidences.read(path)
+            if isinstance(admission.admit(found, policies[cell.op]), Admitted):
+                yield found
+
+
+def take_in(workspace: Workspace, files: Iterable[Path]) -> list[Evidence]:
+    """Copy device evidence written by the device check into the committed evidence."""
+    taken = []
+    for file in files:
+        found = evidences.read(file)
+        if found.level == "emulated" or found.product.startswith("KF Emulated"):
+            raise SelectionError(f"{file}: expected evidence of a real device; found product {found.product!r}")
+        evidences.write(workspace.evidence, found)
+        taken.append(found)
+    return taken
+
+
+def pack(selection: Selection) -> package.Packaged:
+    """Put the admitted ones of the selected cells into the wheel's data folder."""
+    workspace = selection.workspace
+    admitted = _admitted(selection)
+    if not admitted:
+        raise SelectionError("none of the selected cells is admitted; run `kf admit`")
+    return package.write(workspace.store, workspace.data, package.build_manifest(workspace.store, admitted))
+
+
+def lock_bytes(selection: Selection) -> bytes:
+    """The bytes of cubins.lock for the admitted ones of the selected cells."""
+    return package.lock(_admitted(selection), selection.workspace.store)
+
+
+def _admitted(selection: Selection) -> list[tuple[BuiltCell, Row]]:
+    workspace = selection.workspace
+    rows: dict[Cell, Row] = {}
+    for op, sm in sorted({(cell.op, cell.sm) for _, cell in selection.rows}):
+        rows |= {row.cell: row for row in allowlist.read(workspace.allowlists, op, sm)}
+    return [(built, rows[built.cell]) for built in built_cells(selection) if built.cell in rows]

@@ -1,0 +1,209 @@
+"""The kernel path of triangle_multiplicative_update: which calls reach KF, and the call itself.
+
+A call reaches KF when it needs no gradient, is not traced, and the pair and all parameters are
+BF16 (or float32 with precision="bfloat16", which is cast first and back afterwards). Decisions:
+
+- BF16 autocast changes nothing for a BF16 pair: the LayerNorms compute in float32 from the same BF16
+  values either way. Under autocast of another dtype the call is declined.
+- A Boolean, integer or float mask is rounded to BF16 first, as the formula does.
+- Every TriMulPrecision is served: products of BF16 operands are exact and accumulate in float32.
+- All twelve norm and projection tensors must be given; biases of the projections all or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kf_runtime import dispatch
+from kf_runtime.campaign import Mode
+from kf_runtime.cell import Cell
+from kf_runtime.dispatch import Dispatcher
+from kf_runtime.execute import PlanExecutor
+from kf_runtime.ops.trimul_arguments import Arguments, check
+from kf_runtime.plan import row_major
+from kf_runtime.route import Call, Generic, Operand, Reason, Route
+from kf_runtime.system import System
+
+OP: Final = "triangle_multiplicative_update"
+EPS: Final = 1e-5
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
+_WEIGHTS: Final = (
+    "norm_in_weight",
+    "norm_in_bias",
+    "p_in_weight",
+    "g_in_weight",
+    "norm_out_weight",
+    "norm_out_bias",
+    "p_out_weight",
+    "g_out_weight",
+)
+_BIASES: Final = ("p_in_bias", "g_in_bias", "p_out_bias", "g_out_bias")
+#: Reasons that hold for every call of a signature, whatever its operands' strides and addresses.
+_LASTING: Final = ("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt", "driver_unavailable",
+                   "driver_too_old", "driver_error", "cpu", "device")  # fmt: skip
+
+
+def _declined(code: str, text: str, *, binding: bool = False) -> Generic:
+    return Generic(reason=Reason(code=code, text=text, binding=binding))
+
+
+TRACING: Final = _declined("tracing", "the call is being traced or transformed; it is recorded as plain aten")
+GRAD: Final = _declined("grad", "a gradient may be asked for; KF has no backward yet")
+
+
+def attempt(call: Arguments) -> Tensor | Generic:
+    """The result from a kernel, or the generic path and why. ``call`` has passed ``check``.
+
+    Raises NotAdmitted or Unavailable under force, DriverError where a launch fails.
+    """
+    current = dispatch.current()
+    answer = _attempt(call, current)
+    if isinstance(answer, Generic):
+        current.counters.generic(answer.reason.code)
+    return answer
+
+
+def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
+    declined = quick(call, current.mode)
+    if declined is not None:
+        return declined
+    resolved = current.resolve(call.x.device, lambda system: describe(call, system))
+    if isinstance(resolved, Generic):
+        return resolved
+    return _run(as_bf16(call), resolved).to(call.x.dtype)
+
+
+def _run(call: Arguments, executor: PlanExecutor) -> Tensor:
+    addresses = [getattr(call, name).data_ptr() for name in executor.inputs]
+    return executor.run(addresses, call.x.shape)
+
+
+def explain(*args: Any, **kwargs: Any) -> Route:
+    """The route of the call with these arguments; loads and launches nothing."""
+    from kf_runtime.ops.triangle_multiplicative_update import arguments
+
+    call = arguments(*args, **kwargs)
+    check(call)
+    current = dispatch.current()
+    declined = quick(call, current.mode)
+    if declined is not None:
+        return declined
+    return current.decide(call.x.device, lambda system: describe(call, system))
+
+
+def quick(call: Arguments, mode: Mode) -> Generic | None:
+    """Why a call never reaches KF, from what is cheapest to look at; None where it may."""
+    if mode is Mode.OFF:
+        return dispatch.OFF
+    tensors = [call.x, *call.given().values()] + ([] if call.mask is None else [call.mask])
+    if traced(tensors):
+        return TRACING
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return GRAD
+    return _dtype(call)
+
+
+def traced(tensors: list[Tensor]) -> bool:
+    """Whether the call runs under a tracer, a functorch transform or a dispatch mode, or on tensor subclasses."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or not all(type(tensor) in _PLAIN for tensor in tensors)
+    )
+
+
+def _dtype(call: Arguments) -> Generic | None:
+    wanted = torch.float32 if call.precision == "bfloat16" and call.x.dtype == torch.float32 else torch.bfloat16
+    named = {"x": call.x, **call.given()}
+    for name, tensor in named.items():
+        if tensor.dtype != wanted:
+            text = (
+                f"{name} is {tensor.dtype}; KF takes a BF16 pair with BF16 parameters, "
+                'or float32 throughout with precision="bfloat16"'
+            )
+            return _declined("dtype", text)
+    return None
+
+
+def as_bf16(call: Arguments) -> Arguments:
+    """The call with a float32 pair and parameters, or another kind of mask, rounded to BF16, densely."""
+    changes = {name: _round(value) for name, value in call.given().items() if value.dtype != torch.bfloat16}
+    if call.x.dtype != torch.bfloat16:
+        changes["x"] = _round(call.x)
+    if call.mask is not None and call.mask.dtype != torch.bfloat16:
+        changes["mask"] = _round(call.mask)
+    return replace(call, **changes) if changes else call
+
+
+def _round(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16, memory_format=torch.contiguous_format)
+
+
+def describe(call: Arguments, system: System) -> Call:
+    """The metadata of a call that ``quick`` lets pass, as it is after ``as_bf16``; a reason where no cell can be."""
+    cell = cell_of(call, system.sm)
+    declined = None if cell is None else _options(call)
+    if cell is None:
+        declined = Reason(code="empty", text=f"x has no elements: shape {list(call.x.shape)}", binding=True)
+    operands = {name: _operand(name, value) for name, value in call.given().items()}
+    operands["x"] = _operand("x", call.x)
+    if call.mask is not None:
+        operands["mask"] = _operand("mask", call.mask)
+    return Call(op=OP, cell=cell, operands=operands, declined=declined)
+
+
+def cell_of(call: Arguments, sm: str) -> Cell | None:
+    """The cell of a BF16 call; None for a pair without elements."""
+    if not call.x.numel():
+        return None
+    return Cell(
+        op=OP,
+        B=prod(call.x.shape[:-3]),
+        N=call.x.shape[-2],
+        C=call.C,
+        D=call.D,
+        direction=call.direction,
+        mask=call.mask is not None,
+        biases=call.p_in_bias is not None,
+        sm=sm,
+    )
+
+
+def _options(call: Arguments) -> Reason | None:
+    """Why a call of a fine shape is still outside every cell."""
+    missing = [name for name in _WEIGHTS if getattr(call, name) is None]
+    if missing:
+        return Reason(code="weights", text=f"{', '.join(missing)}: expected a tensor; found None", binding=True)
+    given = [name for name in _BIASES if getattr(call, name) is not None]
+    if len(given) not in (0, len(_BIASES)):
+        text = f"projection biases: expected all or none; found only {', '.join(given)}"
+        return Reason(code="biases", text=text, binding=True)
+    if call.eps != EPS:
+        return Reason(code="eps", text=f"eps: expected {EPS}; found {call.eps}", binding=True)
+    kind = call.x.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != torch.bfloat16:
+        text = f"autocast: expected torch.bfloat16 or none; found {torch.get_autocast_dtype(kind)}"
+        return Reason(code="autocast", text=text, binding=True)
+    return None
+
+
+def _operand(name: str, tensor: Tensor) -> Operand:
+    """Metadata with leading dimensions folded into one, as a plan's buffer table spells it.
+
+    What ``as_bf16`` will round comes out dense and freshly allocated.
+    """
+    fresh = tensor.dtype != torch.bfloat16
+    lead = tensor.dim() - {"x": 3, "mask": 2}.get(name, tensor.dim())
+    inner = tuple(tensor.shape[lead:])
+    shape: tuple[int, ...] = (prod(tensor.shape[:lead]), *inner) if name in ("x", "mask") else inner
+    if fresh or tensor.is_contiguous():
+        strides = row_major(shape)
+    else:
+        strides = tensor.stride() if tensor.dim() == len(shape) else (0, *tensor.stride()[lead:])
+    return Operand(dtype="bf16", shape=shape, strides=strides, address=0 if fresh else tensor.data_ptr())

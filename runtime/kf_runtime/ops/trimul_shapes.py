@@ -1,0 +1,106 @@
+"""Shape queries: would a call of this shape run a kernel here? From metadata alone, before tensors exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from kf_runtime import dispatch, route
+from kf_runtime.campaign import Mode
+from kf_runtime.cell import DIRECTIONS, Cell
+from kf_runtime.errors import ArgumentError, Unavailable
+from kf_runtime.ops import trimul_kf
+from kf_runtime.route import Generic, Reason, Route, UseCubin
+
+
+def triangle_multiplicative_update_inference_shape_is_supported(
+    shape: Sequence[int],
+    hidden_dim: int,
+    direction: str = "outgoing",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    param_dtype: torch.dtype | None = None,
+    has_mask: bool = True,
+    has_bias: bool = False,
+    device: torch.device | str | int | None = None,
+) -> bool:
+    """Whether a no-grad call with a pair of this ``shape [*, N, N, C]`` and hidden width D would run a kernel.
+
+    Assumes dense, aligned tensors, every weight given and eps 1e-5. ``device`` is a CUDA device (default:
+    the current one). ``shape_route`` gives the reason. Raises ArgumentError for a shape that is no pair.
+    """
+    found = shape_route(
+        shape, hidden_dim, direction, dtype=dtype, param_dtype=param_dtype, has_mask=has_mask, has_bias=has_bias,
+        device=device,
+    )  # fmt: skip
+    return isinstance(found, UseCubin)
+
+
+def prepare_triangle_multiplicative_update_training(
+    shape: Sequence[int],
+    hidden_dim: int,
+    direction: str = "outgoing",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    param_dtype: torch.dtype | None = None,
+    has_mask: bool = True,
+    has_bias: bool = False,
+    device: torch.device | str | int | None = None,
+) -> dict[str, str]:
+    """Who would run a training step of this shape: ``{"owner": "kf" or "generic", "reason": ...}``.
+
+    Until a KF backward exists the owner is "generic".
+    """
+    _check_shape(shape, hidden_dim, direction)
+    return {"owner": "generic", "reason": str(trimul_kf.GRAD.reason)}
+
+
+def shape_route(
+    shape: Sequence[int],
+    hidden_dim: int,
+    direction: str,
+    *,
+    dtype: torch.dtype,
+    param_dtype: torch.dtype | None,
+    has_mask: bool,
+    has_bias: bool,
+    device: torch.device | str | int | None,
+) -> Route:
+    """The Route behind ``..._shape_is_supported``, with its reason."""
+    _check_shape(shape, hidden_dim, direction)
+    current = dispatch.current()
+    if current.mode is Mode.OFF:
+        return dispatch.OFF
+    if dtype != torch.bfloat16 or (param_dtype or dtype) != torch.bfloat16:
+        text = f"expected a BF16 pair with BF16 parameters; found {dtype} with {param_dtype or dtype}"
+        return Generic(reason=Reason(code="dtype", text=text))
+    if prod(shape) == 0:
+        return Generic(reason=Reason(code="empty", text=f"no elements: shape {list(shape)}"))
+    try:
+        system = current.system(_ordinal(device))
+        cell = Cell(
+            op=trimul_kf.OP, B=prod(shape[:-3]), N=shape[-2], C=shape[-1], D=hidden_dim, direction=direction,
+            mask=has_mask, biases=has_bias, sm=system.sm,
+        )  # fmt: skip
+        return route.decide_cell(cell, current.manifest(), system, current.mode)
+    except Unavailable as error:
+        return route.unavailable(error)
+
+
+def _check_shape(shape: Sequence[int], hidden_dim: int, direction: str) -> None:
+    if len(shape) < 3 or shape[-2] != shape[-3] or min(shape) < 0:
+        raise ArgumentError("shape", expected="[*, N, N, C]", found=list(shape))
+    if hidden_dim < 1:
+        raise ArgumentError("hidden_dim", expected="at least 1", found=hidden_dim)
+    if direction not in DIRECTIONS:
+        raise ArgumentError("direction", expected="'outgoing' or 'incoming'", found=repr(direction))
+
+
+def _ordinal(device: torch.device | str | int | None) -> int:
+    if isinstance(device, int):
+        return device
+    if device is not None:
+        return torch.device(device).index or 0
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
