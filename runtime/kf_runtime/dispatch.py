@@ -148,7 +148,7 @@ def _capturing(device: torch.device) -> bool:
 
 
 class _Process:
-    """The dispatcher of this process. A forked child starts with a fresh one: handles and locks do not survive a fork."""
+    """The dispatcher of this process. A forked child starts afresh: handles and locks do not survive a fork."""
 
     current = Dispatcher()
 

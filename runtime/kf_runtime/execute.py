@@ -127,7 +127,7 @@ class PlanExecutor:
             patch.cell.value = addresses[patch.buffer] + patch.addend
         state.calls += 1
         launch = self._launch
-        for function, (config, parameters) in zip(self._functions, state.launches):
+        for function, (config, parameters) in zip(self._functions, state.launches, strict=True):
             result = launch(config, function, parameters, 0)[0]
             if result:
                 self._recover(result, config, function, parameters)

@@ -77,7 +77,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Every admitted cell with its plan and cubins. ``required_driver`` maps an SM to a CUDA version (13000 is 13.0)."""
+    """Every admitted cell with its plan and cubins. ``required_driver``: SM to CUDA version (13000 is 13.0)."""
 
     generator: str
     cubins: Mapping[str, CubinRecord]
@@ -167,7 +167,7 @@ def sidecar(data: bytes) -> bytes:
 
 
 def load(path: Path) -> Manifest:
-    """The manifest at ``path`` (manifest.json, or the folder that holds it). Raises ManifestError with cause and cure."""
+    """The manifest at ``path``: manifest.json, or the folder that holds it. Raises ManifestError."""
     file = path / FILE if path.is_dir() else path
     data = _read(file)
     recorded = _read(file.with_name(SIDECAR)).split()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +76,11 @@ class Arguments:
     def given(self) -> dict[str, Tensor]:
         """The parameters that are not None."""
         return {name: value for name, value in self.parameters().items() if value is not None}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor | None]) -> Arguments:
+        """The call with other tensors under their names."""
+        changes: dict[str, Any] = dict(tensors)
+        return replace(self, **changes)
 
 
 PARAMETERS: Final = (
@@ -201,7 +207,7 @@ def fill(call: Arguments) -> Arguments:
     dtype = next((value.dtype for value in call.given().values()), call.x.dtype)
     sizes = shapes(call.C, call.D)
     fresh = {name: lecun_truncated_normal(sizes[name], dtype=dtype, device=call.x.device) for name in missing}
-    return replace(call, **fresh)
+    return call.with_tensors(fresh)
 
 
 def lecun_truncated_normal(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ normalised pair, the mask multiplies both operands, a and b are concatenated).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -51,7 +51,7 @@ def rounded(call: Arguments) -> Arguments:
     norms = {name: kind.norm if name.startswith("norm") else kind.product for name in PARAMETERS}
     cast = {name: value.to(norms[name]) for name, value in call.given().items()}
     mask = None if call.mask is None else call.mask.to(kind.product)
-    return replace(call, mask=mask, **cast)
+    return call.with_tensors({"mask": mask, **cast})
 
 
 def formula(call: Arguments) -> Tensor:
@@ -95,8 +95,8 @@ def _gated_operands(h: Tensor, call: Arguments) -> tuple[Tensor, Tensor]:
         a = _gated(h, p[:D], _part(call.p_in_bias, 0, D), g[:D], _part(call.g_in_bias, 0, D))
         b = _gated(h, p[D:], _part(call.p_in_bias, D, 2 * D), g[D:], _part(call.g_in_bias, D, 2 * D))
     else:
-        value, logit = F.linear(h, torch.cat((p, g)), fused_bias(call)).split(2 * D, dim=-1)
-        a, b = (torch.sigmoid(logit) * value).split(D, dim=-1)
+        value, logit = torch.chunk(F.linear(h, torch.cat((p, g)), fused_bias(call)), 2, dim=-1)
+        a, b = torch.chunk(torch.sigmoid(logit) * value, 2, dim=-1)
     if call.mask is not None:
         mask = call.mask.unsqueeze(-1)
         a, b = a * mask, b * mask
@@ -143,7 +143,8 @@ def _contract_half(a: Tensor, b: Tensor, direction: str) -> Tensor:
     scale_b = limit / b.detach().abs().amax().to(wide).clamp_min(1e-7)
     a = (a.to(wide) * scale_a).to(a.dtype).movedim(-1, -3).contiguous()
     b = (b.to(wide) * scale_b).to(b.dtype).movedim(-1, -3).contiguous()
-    return contract_channels(a, b, direction).to(wide) / (scale_a * scale_b)
+    t: Tensor = contract_channels(a, b, direction).to(wide) / (scale_a * scale_b)
+    return t
 
 
 def _norm_out(call: Arguments, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

@@ -12,7 +12,6 @@ BF16 (or float32 with precision="bfloat16", which is cast first and back afterwa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -138,7 +137,7 @@ def as_bf16(call: Arguments) -> Arguments:
         changes["x"] = _round(call.x)
     if call.mask is not None and call.mask.dtype != torch.bfloat16:
         changes["mask"] = _round(call.mask)
-    return replace(call, **changes) if changes else call
+    return call.with_tensors(changes) if changes else call
 
 
 def _round(tensor: Tensor) -> Tensor:
