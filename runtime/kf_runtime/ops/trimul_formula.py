@@ -45,9 +45,8 @@ def numerics(call: Arguments) -> Numerics:
     return Numerics(norm=wide, product=wide)
 
 
-def rounded(call: Arguments) -> Arguments:
+def rounded(call: Arguments, kind: Numerics) -> Arguments:
     """The call with its mask and parameters in the dtypes that it computes in; differentiable. x stays as it is."""
-    kind = numerics(call)
     norms = {name: kind.norm if name.startswith("norm") else kind.product for name in PARAMETERS}
     cast = {name: value.to(norms[name]) for name, value in call.given().items()}
     mask = None if call.mask is None else call.mask.to(kind.product)
@@ -72,7 +71,7 @@ def autocast_on(device_type: str) -> bool:
 
 
 def _formula(call: Arguments, kind: Numerics) -> Tensor:
-    cast = rounded(call)
+    cast = rounded(call, kind)
     h = layer_norm(call.x.to(kind.norm), cast.norm_in_weight, cast.norm_in_bias, call.eps).to(kind.product)
     a, b = _gated_operands(h, cast)
     t = _contract(a, b, call.direction)

@@ -9,6 +9,7 @@ batches) and the output, scratch stays near ``BLOCK_ELEMENTS`` elements.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 import torch
@@ -48,13 +49,14 @@ def fused(call: Arguments) -> Tensor:
 
 
 def _fused(call: Arguments, kind: Numerics) -> Tensor:
-    cast = rounded(call)
+    cast = rounded(call, kind)
     N, C = call.x.shape[-2], call.C
-    x = call.x.reshape(-1, N, N, C)
-    mask = None if cast.mask is None else cast.mask.reshape(-1, N, N)
+    B = prod(call.x.shape[:-3])
+    x = call.x.reshape(B, N, N, C)
+    mask = None if cast.mask is None else cast.mask.reshape(B, N, N)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     projection = torch.cat((weight_of(cast.p_in_weight), weight_of(cast.g_in_weight)))
-    for batches in _blocks(x.shape[0], N * N * 4 * call.D):
+    for batches in _blocks(B, N * N * 4 * call.D):
         ab = _project(x[batches], None if mask is None else mask[batches], projection, cast, kind)
         t = _contract_in_place(ab, call.direction)
         _finalize(x[batches], t, cast, kind, out[batches])
