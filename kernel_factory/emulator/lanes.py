@@ -46,5 +46,5 @@ def threads_of(M: object, I: object, chosen: np.ndarray | None) -> np.ndarray:  
 
 @runtime
 def special(M: object, I: object, name: str, dtype: type) -> np.ndarray:  # noqa: E741
-    a = read_lanes(M.specials[name], I)
+    a = M.specials[name] if I is None else read_lanes(M.specials[name], I)
     return a if a.dtype == dtype else a.astype(dtype)

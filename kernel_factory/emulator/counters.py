@@ -1,0 +1,205 @@
+"""Counts of what a GPU would be asked to do: exact, deterministic, the same in every mode.
+
+Global memory: ``sectors`` are 32-byte sectors summed over warp-level instructions, ``unique`` the distinct sectors of
+the launch (or of the sampled CTAs), ``bytes`` what threads asked for. Shared memory: ``wavefronts`` by the bank model
+(32 banks of 4 bytes; 16-byte accesses in quarter warps, 8-byte ones in half warps; the same word is free), and the
+``ideal`` of bytes/128 a warp-level instruction. Thread instructions include guarded-off ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """Plain data; ``lines`` has one entry a PTX line that touches memory, keyed by line number."""
+
+    kernel: str
+    memory: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    lines: dict[int, dict[str, object]] = field(default_factory=dict)
+    mma: dict[str, int] = field(default_factory=dict)
+    cp_async_bytes: int = 0
+    barriers: int = 0
+    thread_instructions: int = 0
+
+    @classmethod
+    def empty(cls, kernel: str) -> Counters:
+        return cls(kernel=kernel)
+
+    def to_json(self) -> dict:
+        """A plain dict of JSON types."""
+        return {"kernel": self.kernel, "memory": self.memory, "shared": self.shared,
+                "lines": {str(k): v for k, v in self.lines.items()}, "mma": self.mma,
+                "cp_async_bytes": self.cp_async_bytes, "barriers": self.barriers,
+                "thread_instructions": self.thread_instructions}
+
+    @classmethod
+    def from_json(cls, data: dict) -> Counters:
+        """The reverse of to_json."""
+        return cls(**{**data, "lines": {int(k): v for k, v in data["lines"].items()}})
+
+
+class Counting:
+    """Collects counts during a run."""
+
+    def __init__(self, kernel: object) -> None:
+        self.kernel = kernel
+        self.blocks = np.zeros(len(kernel.program.blocks), np.int64)
+        self.warps = np.zeros(len(kernel.program.blocks), np.int64)
+        self.global_lines: dict[tuple[int, str, str], list[int]] = {}
+        self.touched: dict[tuple[str, str], np.ndarray] = {}
+        self.shared_lines: dict[tuple[int, str], list[int]] = {}
+        self.patterns: dict[tuple, tuple[int, int]] = {}
+
+    # -- called by the machine --------------------------------------------------------------------------------------
+    def block(self, M: object, block: object, I: object, n: int) -> None:  # noqa: E741
+        self.blocks[block.number] += n
+        if isinstance(I, np.ndarray):
+            self.warps[block.number] += np.count_nonzero(np.diff(I >> 5)) + 1
+        else:
+            self.warps[block.number] += n >> 5
+
+    def memory(self, M, I, chosen, lanes, at, nbytes, buffer, direction, line, n) -> None:  # noqa: ANN001, E741
+        """One global access: positions ``at`` in elements of ``nbytes``."""
+        address = at * nbytes + (buffer.address & 31) if nbytes < 32 else at * 32
+        sector = address >> 5
+        threads = n if chosen is None else chosen.shape[0]
+        if lanes is not None:
+            threads = lanes.shape[0]
+        entry = self.global_lines.setdefault((line, direction, buffer.name), [0, 0, 0])
+        entry[1] += threads * nbytes
+        whole = not isinstance(I, np.ndarray) and chosen is None and lanes is None
+        entry[0] += self._sectors(M, I, chosen, lanes, sector, threads, whole)
+        entry[2] += threads
+        if buffer.name != "host":
+            key = (buffer.name, direction)
+            if key not in self.touched:
+                self.touched[key] = np.zeros(((buffer.address & 31) + buffer.size >> 5) + 2, bool)
+            self.touched[key][sector] = True
+
+    def _sectors(self, M, I, chosen, lanes, sector, threads, whole) -> int:  # noqa: ANN001, E741
+        """Distinct sectors of each warp, summed."""
+        if whole:
+            if sector.shape[0] == 1:
+                return threads >> 5
+            rows = sector.reshape(-1, 32)
+            steps = np.diff(rows, axis=1)
+            if steps.min() < 0:
+                steps = np.diff(np.sort(rows, axis=1), axis=1)
+            return int(np.count_nonzero(steps)) + rows.shape[0]
+        ids = M.threads if I is None else M.threads[I]
+        ids = ids if chosen is None else ids[chosen]
+        ids = ids if lanes is None else ids[lanes]
+        if ids.size == 0:
+            return 0
+        key = ((ids >> 5) << 40) | np.broadcast_to(sector, ids.shape)
+        if (np.diff(key) < 0).any():
+            key = np.sort(key)
+        return int(np.count_nonzero(np.diff(key))) + 1
+
+    def shared(self, M, I, chosen, flat, nbytes, line, kind) -> None:  # noqa: ANN001, E741
+        """One shared access; ``flat`` are byte positions in the batch's shared memory."""
+        if flat.shape[0] == 0:
+            return
+        entry = self.shared_lines.setdefault((line, kind), [0, 0, 0])
+        entry[2] += flat.shape[0] * nbytes
+        per_warp = 8 if kind in ("ldmatrix", "stmatrix") and chosen is not None else 32
+        if chosen is not None and kind in ("ldmatrix", "stmatrix"):
+            per_warp = flat.shape[0] * 32 // (M.T if I is None else (I.stop - I.start if isinstance(I, slice) else I.shape[0]))
+        elif chosen is not None or isinstance(I, np.ndarray):
+            self._irregular(M, I, chosen, flat, nbytes, entry)
+            return
+        rows = flat.reshape(-1, per_warp)
+        repeat = 1
+        if isinstance(I, np.ndarray):
+            relative = rows - rows.min(axis=1, keepdims=True) // 128 * 128
+        else:
+            # Most often every CTA does the same: count the first and multiply.
+            ctas = M.cta_count
+            stack = rows.reshape(-1, ctas, per_warp)
+            relative = stack[:, :1] - (np.arange(1) * M.shared_stride)[:, None]
+            if ctas > 1 and (stack - (np.arange(ctas) * M.shared_stride)[:, None] == relative).all():
+                repeat = ctas
+                relative = relative.reshape(-1, per_warp)
+            else:
+                relative = rows
+        relative = relative - int(relative.min()) // 128 * 128
+        key = (nbytes, per_warp, relative.tobytes()) if relative.size <= 1024 else None
+        known = self.patterns.get(key) if key else None
+        if known is None:
+            known = (wavefronts(relative, nbytes), relative.shape[0] * -(-per_warp * nbytes // 128))
+            if key and len(self.patterns) < 65536:
+                self.patterns[key] = known
+        entry[0] += known[0] * repeat
+        entry[1] += known[1] * repeat
+
+    def _irregular(self, M, I, chosen, flat, nbytes, entry) -> None:  # noqa: ANN001, E741
+        """Accesses of some lanes: absent lanes repeat an address of their own phase, or stay out."""
+        ids = M.threads if I is None else M.threads[I]
+        ids = ids if chosen is None else ids[chosen]
+        warps, row = np.unique(ids >> 5, return_inverse=True)
+        table = np.full((warps.shape[0], 32), -1, np.int64)
+        table[row, ids & 31] = flat
+        entry[0] += wavefronts(table, nbytes)
+        entry[1] += int((-(-np.bincount(row) * nbytes // 128)).sum())
+
+    # -- the sums ---------------------------------------------------------------------------------------------------
+    def result(self) -> Counters:
+        out = Counters(kernel=self.kernel.name)
+        executed = {}
+        for block in self.kernel.program.blocks:
+            for ins in block.lines:
+                threads, warps = int(self.blocks[block.number]), int(self.warps[block.number])
+                executed[ins.line] = executed.get(ins.line, 0) + threads
+                out.thread_instructions += threads
+                if ins.opcode == "mma" and warps:
+                    name = f"{ins.modifiers[2]}.{ins.modifiers[-3]}"
+                    out.mma[name] = out.mma.get(name, 0) + warps
+                elif ins.opcode in ("bar", "barrier") and "warp" not in ins.modifiers:
+                    out.barriers += warps
+        self._global(out, executed)
+        self._shared(out, executed)
+        return out
+
+    def _global(self, out: Counters, executed: dict) -> None:
+        for (line, direction, name), (sectors, nbytes, _) in sorted(self.global_lines.items()):
+            entry = out.memory.setdefault(name, {}).setdefault(direction, {"sectors": 0, "unique": 0, "bytes": 0})
+            entry["sectors"] += sectors
+            entry["bytes"] += nbytes
+            where = out.lines.setdefault(line, {"thread_instructions": executed.get(line, 0)})
+            spot = where.setdefault("global", {}).setdefault(f"{name}.{direction}", {"sectors": 0, "bytes": 0})
+            spot["sectors"] += sectors
+            spot["bytes"] += nbytes
+        for (name, direction), touched in self.touched.items():
+            out.memory[name][direction]["unique"] = int(np.count_nonzero(touched))
+
+    def _shared(self, out: Counters, executed: dict) -> None:
+        out.shared = {"wavefronts": 0, "ideal": 0, "bytes": 0}
+        for (line, kind), (actual, ideal, nbytes) in sorted(self.shared_lines.items()):
+            where = out.lines.setdefault(line, {"thread_instructions": executed.get(line, 0)})
+            where["shared"] = {"kind": kind, "wavefronts": actual, "ideal": ideal, "bytes": nbytes}
+            out.shared["wavefronts"] += actual
+            out.shared["ideal"] += ideal
+            out.shared["bytes"] += nbytes
+            if kind == "cp.async":
+                out.cp_async_bytes += nbytes
+
+
+def wavefronts(rows: np.ndarray, nbytes: int) -> int:
+    """Bank-model wavefronts of (warps, lanes) byte addresses; negative addresses are lanes that stay out."""
+    unit = max(nbytes, 4)
+    groups = 128 // unit
+    phases = -(-rows.shape[1] // min(groups, rows.shape[1])) if unit > 4 else 1
+    width = rows.shape[1] // phases
+    words = np.where(rows >= 0, rows // unit, -1).reshape(-1, width)
+    words = np.sort(words, axis=1)
+    fresh = np.ones(words.shape, bool)
+    fresh[:, 1:] = words[:, 1:] != words[:, :-1]
+    fresh &= words >= 0
+    row = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)[fresh]
+    counts = np.bincount(row * groups + words[fresh] % groups, minlength=words.shape[0] * groups)
+    return int(counts.reshape(-1, groups).max(axis=1).sum())

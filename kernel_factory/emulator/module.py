@@ -1,0 +1,57 @@
+"""Modules and kernels: PTX text, parsed and compiled once per content."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from . import lanes, ops  # noqa: F401 - importing ops fills the opcode table
+from .program import Program
+from .ptx import Param, parse
+
+_HEADER = re.compile(r"^\s*\.(target|version)\b[^\n]*", re.M)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kernel:
+    """A compiled kernel and what a launch must supply (sizes in bytes)."""
+
+    name: str
+    params: tuple[Param, ...]
+    static_shared: int
+    required_threads: tuple[int, int, int] | None
+    program: Program
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Module:
+    """The kernels of one PTX text."""
+
+    target: str
+    version: str
+    kernels: dict[str, Kernel]
+    digest: str
+
+
+_cache: dict[str, Module] = {}
+
+
+def load(ptx_text: str) -> Module:
+    """Parse and compile PTX text; raises PtxError for what is not emulated.
+
+    Cached by the sha256 of the text without its .target and .version, which change nothing here: the same kernel
+    for two SMs is compiled once.
+    """
+    digest = hashlib.sha256(_HEADER.sub("", ptx_text).encode()).hexdigest()
+    if digest not in _cache:
+        text = parse(ptx_text)
+        kernels = {}
+        for name, kernel in text.kernels.items():
+            program = Program(kernel)
+            kernels[name] = Kernel(name=name, params=kernel.params, static_shared=program.layout.static_shared,
+                                   required_threads=kernel.required_threads, program=program)
+        _cache[digest] = Module(target=text.target, version=text.version, kernels=kernels, digest=digest)
+    found = _cache[digest]
+    target, version = (re.search(rf"^\s*\.{word}\s+([\w.]+)", ptx_text, re.M) for word in ("target", "version"))
+    return Module(target=target[1] if target else "", version=version[1] if version else "", kernels=found.kernels, digest=digest)
