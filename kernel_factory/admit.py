@@ -32,8 +32,7 @@ def admit(evidence: Evidence, policy: Policy) -> Verdict:
         [
             *_findings(evidence, policy),
             *_numerics(evidence, policy),
-            *_facts(evidence, policy),
-            *(_counters(evidence, policy) if evidence.level == "emulated" else ()),
+            *((*_facts(evidence, policy), *_counters(evidence, policy)) if evidence.level == "emulated" else ()),
         ]
     )
     return Rejected(reasons=reasons) if reasons else Admitted()

@@ -8,6 +8,7 @@ comes from CUTE_DSL_ARCH; no device is asked. Run as a module, this file is that
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+from elftools.elf.elffile import ELFFile
 
 import kernel_factory
 from kernel_factory import toolchain
@@ -107,25 +110,32 @@ def _worker(folder: Path) -> None:
     request = Artifact.from_json(json.loads((folder / "request.json").read_text()))
     entry: HostEntry = discover()[request.spec.family].kernels.host_entry(request.spec)
     compiled = compile_entry(entry)
-    compiled.export_to_c(str(folder), HOST_PREFIX, function_prefix=HOST_PREFIX)
+    host = compiled.dump_to_object(HOST_PREFIX)  # not export_to_c: its C header knows no variadic host function
+    (folder / "host.o").write_bytes(host)
     (cubin,) = folder.glob("*.cubin")
     (ptx,) = folder.glob("*.ptx")
     text = ptx.read_text()
     symbols = [line.split(".entry ")[1].split("(")[0].strip() for line in text.splitlines() if ".entry " in line]
     if len(symbols) != 1:
         raise CompileError(f"{request.spec.key}: expected one kernel in the module; found {len(symbols)}: {symbols}")
-    header = (folder / f"{HOST_PREFIX}.h").read_text()
-    marker = f"void _mlir_{HOST_PREFIX}__mlir_ciface_"
-    function = header[header.index(marker) + len("void ") :].split("(")[0]
     reply = {
         "symbol": symbols[0],
-        "entry": function,
+        "entry": _host_function(host),
         "pointers": len(entry.pointer_dtypes),
         "scalars": entry.scalars,
-        "files": {"cubin": cubin.name, "ptx": ptx.name, "host": f"{HOST_PREFIX}.o"},
+        "files": {"cubin": cubin.name, "ptx": ptx.name, "host": "host.o"},
         "toolchain": f"{request.toolchain}, CUDA tools {toolchain.ptx_tools(text)}",
     }
     (folder / "reply.json").write_text(json.dumps(reply))
+
+
+def _host_function(host: bytes) -> str:
+    """The function of a host object that takes an array of argument pointers and their count."""
+    symbols = ELFFile(io.BytesIO(host)).get_section_by_name(".symtab").iter_symbols()
+    found = [s.name for s in symbols if s.name.startswith(f"_mlir_{HOST_PREFIX}__mlir_ciface_")]
+    if len(found) != 1:
+        raise CompileError(f"host object: expected one _mlir_{HOST_PREFIX}__mlir_ciface_ function; found {found}")
+    return found[0]
 
 
 def compile_entry(entry: HostEntry) -> Any:

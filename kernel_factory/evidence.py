@@ -90,6 +90,14 @@ def read(path: Path) -> Evidence:
         raise ValueError(f"{path}: expected an evidence file; {type(error).__name__}: {error}") from error
 
 
+def read_many(path: Path) -> list[Evidence]:
+    """Read a file that holds a list of evidence. Raises ValueError naming the file."""
+    try:
+        return [Evidence.from_json(item) for item in json.loads(path.read_text())]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a list of evidence; {type(error).__name__}: {error}") from error
+
+
 def same(a: Evidence, b: Evidence) -> bool:
     """Whether two pieces of evidence are equal to the byte."""
     return canonical(a.to_json()) == canonical(b.to_json())

@@ -98,7 +98,7 @@ class Family:
 
     @property
     def expectation(self) -> ModuleType:
-        """The module with ``model``, ``owned`` and ``ROW_AXES``: what the kernels should compute."""
+        """The module with ``model``, ``owned``, ``WRITES`` and ``ROW_AXES``: what the kernels should compute."""
         return importlib.import_module(f"{self.package}.model")
 
     def cells(self) -> tuple[Cell, ...]:

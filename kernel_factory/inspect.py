@@ -34,7 +34,7 @@ def ptx_parameter_sizes(ptx: str, symbol: str) -> tuple[int, ...]:
     scalar = {"8": 1, "16": 2, "32": 4, "64": 8}
     sizes = []
     for line in body.splitlines():
-        found = re.search(r"\.param .*?\.[busf](8|16|32|64)\s+\S*?(?:\[(\d+)\])?,?$", line.strip())
+        found = re.search(r"\.param .*?\.[busf](8|16|32|64)\s.*?(?:\[(\d+)\])?,?$", line.strip())
         if found:
             sizes.append(scalar[found.group(1)] * int(found.group(2) or 1))
     return tuple(sizes)

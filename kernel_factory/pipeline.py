@@ -237,14 +237,13 @@ def _device_evidence(workspace: Workspace, cell: Cell) -> Iterator[Evidence]:
 
 
 def take_in(workspace: Workspace, files: Iterable[Path]) -> list[Evidence]:
-    """Copy device evidence written by the device check into the committed evidence."""
-    taken = []
-    for file in files:
-        found = evidences.read(file)
+    """Copy device evidence, as the device check writes it, into the committed evidence."""
+    taken = [found for file in files for found in evidences.read_many(file)]
+    for found in taken:
         if found.level == "emulated" or found.product.startswith("KF Emulated"):
-            raise SelectionError(f"{file}: expected evidence of a real device; found product {found.product!r}")
+            raise SelectionError(f"{found.cell}: expected evidence of a real device; found product {found.product!r}")
+    for found in taken:
         evidences.write(workspace.evidence, found)
-        taken.append(found)
     return taken
 
 

@@ -235,7 +235,8 @@ class Emitter:
         if dtype == "bool":
             return self.constant(np.bool_(operand.value != 0))
         size = size_of(dtype)
-        if (operand.kind == "int") == (dtype in ("f32", "f64")) or (operand.kind == "f64" and size != 8):
+        wrong = dtype in ("f32", "f64") if operand.kind == "int" else size != {"f32": 4, "f64": 8}[operand.kind]
+        if wrong:
             raise self.fail(f"constant of kind {operand.kind} cannot be read as {dtype}")
         if dtype == "c16":
             raise self.fail("constants of 128 bits are not supported")

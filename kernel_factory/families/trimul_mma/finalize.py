@@ -97,7 +97,7 @@ class Finalize:
             if cutlass.const_expr(s < 2 * self.blocks_total):
                 self.load_weights(pG, pP, first + (s // 2) * 32, s % 2, storage, s)
             cute.arch.cp_async_commit_group()
-        self.normalise_t(tArT, pNormOutW, pNormOutB, q)
+        tools.layer_norm(self.t_rows(tArT), pNormOutW, pNormOutB, q)
 
         tiled_mma = tools.warp_mma()
         tCrGate = cute.make_rmem_tensor(((2, 2), 2, 2), Float32)
@@ -153,17 +153,13 @@ class Finalize:
     @cute.jit
     def load_h(self, pX, pNormW, pNormB, row, j0, n, g, q):
         """LayerNorm(x) of 32 positions as A fragments ((e, half, khi), m, (step, chunk)). Rows past N repeat N - 1."""
-        shape = (_VEC, self.C // 32)
-        tArH = cute.make_rmem_tensor((*shape, 4), BFloat16)
+        tArH = cute.make_rmem_tensor((_VEC, self.C // 32, 4), BFloat16)
         for p in cutlass.range_constexpr(4):
             position = cutlass.min(j0 + 8 * p + g, n - 1)
             mX = tools.vectors(pX, (row + position) * self.C + q * _VEC, (self.C // 32, 32))
             for t in cutlass.range_constexpr(self.C // 32):
                 cute.autovec_copy(mX[None, t], tArH[None, t, p])
-        tWeight = tools.norm_fragment(pNormW, self.C, q, shape)
-        tBias = tools.norm_fragment(pNormB, self.C, q, shape)
-        for p in cutlass.range_constexpr(4):
-            tools.layer_norm(tArH[None, None, p], tWeight, tBias)
+        tools.layer_norm(tArH, pNormW, pNormB, q)
         return cute.make_tensor(
             tArH.iterator,
             cute.make_layout(
@@ -174,7 +170,10 @@ class Finalize:
     @cute.jit
     def t_fragment(self, sT, lane):
         """t of 32 positions as A fragments ((e, half, khi), m, (step, chunk)), not yet normalised."""
-        tArT = cute.make_rmem_tensor(((2, 2, 2), 2, (2, self.D // 32)), BFloat16)
+        layout = cute.make_layout(
+            ((2, 2, 2), 2, (2, self.D // 32)), stride=((1, 2, 4), self.D // 2, (_VEC, 2 * _VEC))
+        )
+        tArT = cute.make_rmem_tensor(layout, BFloat16)
         half, khi, row = (lane >> 3) & 1, lane >> 4, lane & 7
         for m in cutlass.range_constexpr(2):
             for t in cutlass.range_constexpr(self.D // 32):
@@ -184,19 +183,11 @@ class Finalize:
                     tools.load_matrices(src, tArT[None, m, (s, t)], True)
         return tArT
 
-    @cute.jit
-    def normalise_t(self, tArT, pNormW, pNormB, q) -> None:
-        """LayerNorm over the channels, in the fragment."""
-        shape = (2, 2, 2, self.D // 32)
-        tWeight = tools.norm_fragment(pNormW, self.D, q, shape)
-        tBias = tools.norm_fragment(pNormB, self.D, q, shape)
-        for m in cutlass.range_constexpr(2):
-            for half in cutlass.range_constexpr(2):
-                # (e, khi, step, chunk) in the order of the channels
-                tRow = cute.make_tensor(
-                    tArT[(None, half, None), m, None].iterator, cute.make_layout(shape, stride=(1, 4, 16, 32))
-                )
-                tools.layer_norm(tRow, tWeight, tBias)
+    def t_rows(self, tArT: cute.Tensor) -> cute.Tensor:
+        """The fragment of t as (8, chunks, rows): within a chunk, element e, khi, step is the order of the channels."""
+        chunks = self.D // 32
+        layout = cute.make_layout(((2, 2, 2), chunks, (2, 2)), stride=((1, 4, 8), 16, (2, 16 * chunks)))
+        return cute.make_tensor(tArT.iterator, layout)
 
     def weight_views(self, storage: cute.Tensor, slot: Int32 | int) -> tuple[cute.Tensor, cute.Tensor]:
         """(gate, value) tiles (8, chunks, 16) of one stage of the ring."""

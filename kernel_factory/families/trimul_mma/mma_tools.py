@@ -69,26 +69,37 @@ def quad_sum(value: Float32) -> Float32:
     return value + cute.arch.shuffle_sync_bfly(value, offset=2)
 
 
-def layer_norm(tRow: cute.Tensor, tWeight: cute.Tensor, tBias: cute.Tensor) -> None:
-    """LayerNorm of one row spread over a quad, in place: fp32 statistics in two passes, one rounding to bf16.
-
-    The three tensors have one shape; the row has 4 * size(tRow) elements.
-    """
+def row_statistics(tRow: cute.Tensor) -> tuple[Float32, Float32]:
+    """(mean, 1/sqrt(variance + eps)) of a row spread over a quad: fp32, the variance about the mean."""
     inverse = 1.0 / (4 * cute.size(tRow))
     tX = tRow.load().to(Float32)
-    tX = tX - quad_sum(tX.reduce(cute.ReductionOp.ADD, 0.0, 0)) * inverse
+    mean = quad_sum(tX.reduce(cute.ReductionOp.ADD, 0.0, 0)) * inverse
+    tX = tX - mean
     variance = quad_sum((tX * tX).reduce(cute.ReductionOp.ADD, 0.0, 0)) * inverse
-    rstd = cute.math.rsqrt(variance + EPS, fastmath=True)
-    tRow.store((tX * rstd * tWeight.load().to(Float32) + tBias.load().to(Float32)).to(BFloat16))
+    return mean, cute.math.rsqrt(variance + EPS, fastmath=True)
 
 
-def norm_fragment(pointer: cute.Pointer, channels: int, quad_lane: Int32, shape: tuple) -> cute.Tensor:
-    """A LayerNorm parameter [channels] as this lane's registers, in the permuted-K order."""
-    mParam = vectors(pointer, 0, (4, VECTOR), (channels // 32, 32))
-    tParam = cute.make_rmem_tensor((VECTOR, channels // 32), BFloat16)
-    for t in range(channels // 32):
-        cute.autovec_copy(mParam[None, quad_lane, t], tParam[None, t])
-    return cute.make_tensor(tParam.iterator, cute.make_layout(shape))
+def layer_norm(tX: cute.Tensor, pWeight: cute.Pointer, pBias: cute.Pointer, quad_lane: Int32) -> None:
+    """LayerNorm of rows spread over a quad, in place, rounded once to bf16. ``tX`` is (elements, chunks, rows).
+
+    Two rows at a time: their fp32 values and one chunk of the parameters are what is live.
+    """
+    _, chunks, rows = tX.shape
+    for first in range(0, cute.size(rows), 2):
+        statistics = [(r, *row_statistics(tX[None, None, r])) for r in (first, first + 1)]
+        for t in range(chunks):
+            weight, bias = (norm_chunk(pParam, quad_lane * VECTOR + t * 32) for pParam in (pWeight, pBias))
+            for r, mean, rstd in statistics:
+                tChunk = tX[None, t, r]
+                h = (tChunk.load().to(Float32).reshape((VECTOR,)) - mean) * rstd * weight + bias
+                tChunk.store(h.to(BFloat16).reshape(tChunk.shape))
+
+
+def norm_chunk(pParam: cute.Pointer, channel: Int32) -> cute.TensorSSA:
+    """Eight LayerNorm parameters from ``channel`` on, as fp32."""
+    tParam = cute.make_rmem_tensor(VECTOR, BFloat16)
+    cute.autovec_copy(vectors(pParam, channel), tParam)
+    return tParam.load().to(Float32)
 
 
 def sigmoid_pair(x0: Float32, x1: Float32) -> tuple[Float32, Float32]:

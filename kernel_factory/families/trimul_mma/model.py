@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from kf_runtime.cell import Cell
 
+from kernel_factory.families.trimul_mma.plan import BLOCK, padded
 from kernel_factory.family import Step
 
 EPS = 1e-5
+WRITES = {"project": "ab", "contract": "t", "finalize": "out"}
 ROW_AXES = {"ab": 2, "t": 3, "out": 3}  # the axis along which one pair row of a buffer runs
 _ROWS_AT_ONCE = 32  # rows of the pair that are projected together, which bounds the memory
 
@@ -25,34 +27,52 @@ def model(cell: Cell, inputs: Tensors, dtype: torch.dtype) -> Tensors:
     ``ab`` [2, B, D, N, Np] (columns past N zero), ``t`` [B, D, N, N], ``out`` [B, N, N, C].
     """
     values = {name: value.to(dtype) for name, value in inputs.items()}
-    a, b = _project(cell, values, padded_columns(cell.N))
+    a, b = _project(cell, values, padded(cell.N))
     t = _contract(cell, a[..., : cell.N].to(dtype), b[..., : cell.N].to(dtype))
     return {"ab": torch.stack((a, b)), "t": t, "out": _finalize(cell, values, t)}
 
 
-def padded_columns(n: int) -> int:
-    """Columns of a scratch row: N rounded up to 64, so that rows are multiples of 128 bytes."""
-    return -(-n // 64) * 64
+def owned(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
+    """The regions that one block writes, each a buffer and an index (columns past N excluded)."""
+    return _OWNED[step.spec.kernel](cell, step, block)
 
 
-def owned(cell: Cell, step: Step, block: tuple[int, int, int]) -> Owned:
-    """The buffer and the index region that one block writes (columns past N excluded)."""
-    x, y, z = block
-    n = cell.N
-    if step.spec.kernel == "project":
-        columns = _span(x, step.spec["tile_m"], n)
-        return "ab", (slice(None), z, slice(None), y, columns)
-    if step.spec.kernel == "contract":
-        return _contract_region(cell, step, block)
-    columns = _span(x, step.spec["tile_m"], n)
-    return "out", (z, y, columns, slice(None))
+def _project_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
+    x, split, batch = block
+    spans = _spans(cell.N, padded(cell.N) // BLOCK, x, step.spec["warps"])
+    width = 2 * cell.D // step.spec["splits"]
+    flat = range(split * width, (split + 1) * width)
+    parts = [(half, [c - half * cell.D for c in flat if c // cell.D == half]) for half in (0, 1)]
+    return [
+        ("ab", (half, batch, slice(min(channels), max(channels) + 1), row, columns))
+        for row, columns in spans
+        for half, channels in parts
+        if channels
+    ]
 
 
-def _contract_region(cell: Cell, step: Step, block: tuple[int, int, int]) -> Owned:
-    x, y, z = block
-    tile = step.spec["tile_m"]
-    batch, channel = divmod(z, cell.D)
-    return "t", (batch, channel, _span(y, tile, cell.N), _span(x, step.spec["tile_n"], cell.N))
+def _contract_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
+    x, channel, batch = block
+    m, n = divmod(x, -(-cell.N // step.spec["tile_n"]))
+    rows, columns = _span(m, step.spec["tile_m"], cell.N), _span(n, step.spec["tile_n"], cell.N)
+    return [("t", (batch, channel, rows, columns))]
+
+
+def _finalize_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
+    x, split, batch = block
+    spans = _spans(cell.N, -(-cell.N // BLOCK), x, step.spec["warps"])
+    width = cell.C // step.spec["splits"]
+    return [("out", (batch, row, columns, slice(split * width, (split + 1) * width))) for row, columns in spans]
+
+
+_OWNED = {"project": _project_regions, "contract": _contract_regions, "finalize": _finalize_regions}
+
+
+def _spans(n: int, blocks_in_row: int, x: int, warps: int) -> list[tuple[int, slice]]:
+    """Row and columns of each warp's block of positions; blocks past the pair, or past column N, have none."""
+    blocks = range(x * warps, (x + 1) * warps)
+    spans = [(block // blocks_in_row, _span(block % blocks_in_row, BLOCK, n)) for block in blocks]
+    return [(row, columns) for row, columns in spans if row < n and columns.start < n]
 
 
 def _span(index: int, size: int, n: int) -> slice:
@@ -76,7 +96,7 @@ def _linear(value: torch.Tensor, values: Tensors, name: str) -> torch.Tensor:
 
 def _project(cell: Cell, values: Tensors, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """a and b, each [B, D, N, columns] in BF16, zero past column N."""
-    ab = torch.zeros(2, cell.B, cell.D, cell.N, columns, dtype=torch.bfloat16)
+    ab = torch.zeros(2, cell.B, cell.D, cell.N, columns, dtype=torch.bfloat16, device=values["x"].device)
     for start in range(0, cell.N, _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         h = _normalised(values["x"][:, rows], values["norm_in_weight"], values["norm_in_bias"])
@@ -94,7 +114,7 @@ def _contract(cell: Cell, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _finalize(cell: Cell, values: Tensors, t: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(cell.B, cell.N, cell.N, cell.C, dtype=torch.bfloat16)
+    out = torch.empty(cell.B, cell.N, cell.N, cell.C, dtype=torch.bfloat16, device=t.device)
     for start in range(0, cell.N, _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         h = _normalised(values["x"][:, rows], values["norm_in_weight"], values["norm_in_bias"])

@@ -48,6 +48,7 @@ class Project:
         self.kernel(pX, pNormW, pNormB, pP, pG, pPBias, pGBias, pMask, rest[0], n, batch).launch(
             grid=(cute.ceil_div(blocks, self.tile.warps), self.tile.splits, batch),
             block=(self.threads, 1, 1),
+            min_blocks_per_mp=3, preferred_smem_carveout=100,
             smem=self.tile.shared_bytes(self.C),
             stream=stream,
         )
@@ -139,17 +140,13 @@ class Project:
     @cute.jit
     def load_h(self, pX, pNormW, pNormB, row, j0, n, g, q):
         """This warp's 32 rows of LayerNorm(x) as B fragments (8, C/32, 4). Rows past N repeat row N - 1."""
-        shape = (_VEC, self.k_chunks)
-        tBrH = cute.make_rmem_tensor((*shape, 4), BFloat16)
+        tBrH = cute.make_rmem_tensor((_VEC, self.k_chunks, 4), BFloat16)
         for j in cutlass.range_constexpr(4):
             position = cutlass.min(j0 + 8 * (g // 2) + 2 * j + g % 2, n - 1)
             mX = tools.vectors(pX, (row + position) * self.C + q * _VEC, (self.k_chunks, 32))
             for t in cutlass.range_constexpr(self.k_chunks):
                 cute.autovec_copy(mX[None, t], tBrH[None, t, j])
-        tWeight = tools.norm_fragment(pNormW, self.C, q, shape)
-        tBias = tools.norm_fragment(pNormB, self.C, q, shape)
-        for j in cutlass.range_constexpr(4):
-            tools.layer_norm(tBrH[None, None, j], tWeight, tBias)
+        tools.layer_norm(tBrH, pNormW, pNormB, q)
         return tBrH
 
     @cute.jit

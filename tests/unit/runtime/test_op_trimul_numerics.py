@@ -260,7 +260,7 @@ def test_a_mask_of_zeros_gives_the_formulas_finite_answer() -> None:
 
 
 def test_missing_weights_are_fresh_lecun_normals() -> None:
-    """None weights are drawn anew each call (seeded by torch), with standard deviation fan_in**-0.5, cut at two sigma."""
+    """None weights are drawn anew each call: standard deviation fan_in**-0.5, cut at two of the normal's own."""
     x, _, p = make((1,), 6, 64, 64)
     torch.manual_seed(0)
     first, second = update(x), update(x)

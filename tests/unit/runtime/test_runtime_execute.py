@@ -124,7 +124,7 @@ def test_a_launch_failure_surfaces_at_the_call(fake: FakeDriver, install: Instal
     """A failed launch raises DriverError with the result's name; it never turns into a generic answer."""
     install(wheel)
     fake.results["cuLaunchKernelEx"] = [Result.CUDA_ERROR_LAUNCH_FAILED]
-    with pytest.raises(DriverError, match="CUDA_ERROR_LAUNCH_FAILED.*said by the fake"):
+    with pytest.raises(DriverError, match=r"CUDA_ERROR_LAUNCH_FAILED.*said by the fake"):
         kf_runtime.triangle_multiplicative_update(**operands(trimul_cell()))
 
 

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Install the built wheel beside nothing else and run the device check with it.
+#   tools/device_check.sh OUT [options of device_check.py]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$1
+shift
+site=${KF_WHEEL_SITE:-build/wheel-site}
+python=${PYTHON:-python3}
+if [ ! -d "$site" ]; then
+    "$python" -m pip install -q --no-index --no-deps --target "$site" build/wheel/kf_runtime-*.whl
+fi
+PYTHONUNBUFFERED=1 PYTHONPATH="$site" exec "$python" tools/device_check.py --out "$out" "$@"
