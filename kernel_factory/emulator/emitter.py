@@ -22,6 +22,7 @@ NUMPY = {"b8": "u8", "u8": "u8", "s8": "i8", "b16": "u16", "u16": "u16", "s16": 
 DTYPES = {"u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64, "i8": np.int8, "i16": np.int16,
           "i32": np.int32, "i64": np.int64, "f16": np.float16, "f32": np.float32, "f64": np.float64,
           "c16": np.complex128, "bool": np.bool_}
+UNKNOWN_SPECIALS = ("clock", "clock64", "globaltimer")
 _ALIAS = re.compile(r"v\d+(\.view\(\w+\))*$")
 
 
@@ -115,6 +116,8 @@ class Emitter:
         if isinstance(operand, Immediate):
             return self._immediate(operand, dtype)
         if isinstance(operand, Special):
+            if operand.name in UNKNOWN_SPECIALS:
+                raise self.fail(f"special register %{operand.name} is not emulated: there is no clock or memory of other SMs here")
             return f"special(M, I, {operand.name!r}, {dtype})"
         if isinstance(operand, Symbol):
             return self._symbol(operand, dtype)

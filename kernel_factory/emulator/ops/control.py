@@ -68,6 +68,9 @@ def trap(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
 def resolve_barrier(M, group, block, I, n, value) -> None:  # noqa: ANN001, E741
     """All of the CTA pass at once when everybody is here; otherwise threads wait by barrier number."""
     number, count = value
+    if int(number.max()) > 15:
+        raise Fault("unsupported", block.terminator.line, f"barrier number {int(number.max())}", "barriers are numbered 0 to 15",
+                    int(threads_of(M, I, None)[0]))
     everybody = group.lanes is None and I is None and number.shape[0] == 1
     if everybody and (count is None or (count == M.cta_threads).all()):
         if M.race:

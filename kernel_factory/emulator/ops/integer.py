@@ -24,6 +24,9 @@ def wider(dtype: str) -> str:
 def arithmetic(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Opcodes that integers and floats share, by type."""
     kind = mods.type()
+    if kind in ("bf16", "f16") and mods.take("f32"):
+        packed.mixed_arithmetic(e, ins, mods, kind)
+        return
     if kind in _FLOAT_EMITTERS:
         _FLOAT_EMITTERS[kind](e, ins, mods, kind)
         return

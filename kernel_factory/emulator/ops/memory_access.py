@@ -290,8 +290,12 @@ def store_local(M, I, address, offset, dtype, values, mask, line, n):  # noqa: A
     M.local.view(WORDS[nbytes])[at] = data if chosen is None else data[chosen]
 
 
-def _generic(M, I, address, offset, line):  # noqa: ANN001, ANN202, E741
+def _generic(M, I, address, mask, line):  # noqa: ANN001, ANN202, E741
     """Space and base of generic addresses; all threads of one instruction must use one space."""
+    if mask is not None and address.shape[0] > 1 and not mask.all():
+        if not mask.any():
+            return "global", global_base(address)
+        address = np.where(mask, address, address[np.argmax(mask)])
     top = address >> np.uint64(60)
     if (top != top[0]).any():
         raise Fault("unsupported", line, "threads of one instruction use generic addresses of different spaces",
@@ -305,7 +309,7 @@ def _generic(M, I, address, offset, line):  # noqa: ANN001, ANN202, E741
 
 @runtime
 def load_generic(M, I, address, offset, dtype, count, mask, line, n):  # noqa: ANN001, ANN201, E741
-    space, base = _generic(M, I, address, offset, line)
+    space, base = _generic(M, I, address, mask, line)
     if space == "param":
         at = int(base[0]) + offset
         return [parameter(M, at + i * np.dtype(dtype).itemsize, dtype) for i in range(count)]
@@ -315,7 +319,7 @@ def load_generic(M, I, address, offset, dtype, count, mask, line, n):  # noqa: A
 
 @runtime
 def store_generic(M, I, address, offset, dtype, values, mask, line, n):  # noqa: ANN001, ANN201, E741
-    space, base = _generic(M, I, address, offset, line)
+    space, base = _generic(M, I, address, mask, line)
     if space == "param":
         raise Fault("write-to-read-only", line, "store to a kernel parameter", "copy the parameter first", 0)
     {"shared": store_shared, "local": store_local, "global": store_global}[space](

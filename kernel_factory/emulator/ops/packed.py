@@ -68,6 +68,19 @@ def half_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
     encode(e, dst, values, kind)
 
 
+def mixed_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:
+    """add, sub, fma of f32 with bf16 or f16 inputs (sm_100 and later): all but the last source are halves."""
+    if ins.opcode not in ("add", "sub", "fma"):
+        raise e.fail(f"{ins.opcode}.f32.{kind} is not emulated")
+    mods.take("rn")
+    dst, *sources = e.operands(4 if ins.opcode == "fma" else 3)
+    x = [*(decode(e, s, kind)[0] for s in sources[:-1]), e.value(sources[-1], "f32")]
+    code = {"add": "({0} + {1})", "sub": "({0} - {1})", "fma": "fma({0}, {1}, {2})"}[ins.opcode].format(*x)
+    if mods.take("sat"):
+        code = f"np.fmin(np.fmax({code}, f32(0)), f32(1))"
+    e.set(dst, code, "f32")
+
+
 def _sign_bits(e: Emitter, ins: Instruction, kind: str, dst: object, source: object) -> None:
     dtype = "u32" if kind.endswith("x2") else "u16"
     sign = 0x80008000 if dtype == "u32" else 0x8000

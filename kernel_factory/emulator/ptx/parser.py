@@ -188,10 +188,18 @@ class _BodyParser:
     def _open(self) -> None:
         self.opened += 1
         scope = _Scope(self.opened)
-        end = self.text.index("}", self.pos)     # inner scopes hold no scopes in their label part in emitted PTX
+        end = self._matching(self.pos)
         scope.labels = {m[1] for m in re.finditer(rf"(?:^|[;{{}}\n])\s*({_IDENT})\s*:(?!:)", self.text[self.pos:end])}
         self.scopes.append(scope)
         self.pos += 1
+
+    def _matching(self, start: int) -> int:
+        depth = 0
+        for brace in re.compile(r"[{}]").finditer(self.text, start):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                return brace.start()
+        raise PtxError(self.line(), "{", "this scope has no closing brace; the text is cut off")
 
     def _place(self, name: str) -> None:
         label = self._label(name)
