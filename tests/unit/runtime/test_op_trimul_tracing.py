@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kf_runtime
 import pytest
 import torch
+from kf_runtime.campaign import Mode
+from kf_runtime.dispatch import Dispatcher
 from runtime_fakes import FakeDriver, operands, small_manifest, trimul_cell, write_wheel
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-
-import kf_runtime
-from kf_runtime.campaign import Mode
-from kf_runtime.dispatch import Dispatcher
 
 Install = Callable[..., Dispatcher]
 update = kf_runtime.triangle_multiplicative_update
