@@ -65,8 +65,7 @@ class Counting:
 
     def memory(self, M, I, chosen, lanes, at, nbytes, buffer, direction, line, n) -> None:  # noqa: ANN001, E741
         """One global access: positions ``at`` in elements of ``nbytes``."""
-        address = at * nbytes + (buffer.address & 31) if nbytes < 32 else at * 32
-        sector = address >> 5
+        sector = at >> (6 - nbytes.bit_length())                # buffers start at whole sectors
         threads = n if chosen is None else chosen.shape[0]
         if lanes is not None:
             threads = lanes.shape[0]
@@ -78,7 +77,7 @@ class Counting:
         if buffer.name != "host":
             key = (buffer.name, direction)
             if key not in self.touched:
-                self.touched[key] = np.zeros(((buffer.address & 31) + buffer.size >> 5) + 2, bool)
+                self.touched[key] = np.zeros((buffer.size >> 5) + 1, bool)
             self.touched[key][sector] = True
 
     def _sectors(self, M, I, chosen, lanes, sector, threads, whole) -> int:  # noqa: ANN001, E741
@@ -107,38 +106,39 @@ class Counting:
             return
         entry = self.shared_lines.setdefault((line, kind), [0, 0, 0])
         entry[2] += flat.shape[0] * nbytes
-        per_warp = 8 if kind in ("ldmatrix", "stmatrix") and chosen is not None else 32
-        if chosen is not None and kind in ("ldmatrix", "stmatrix"):
-            per_warp = flat.shape[0] * 32 // (M.T if I is None else (I.stop - I.start if isinstance(I, slice) else I.shape[0]))
-        elif chosen is not None or isinstance(I, np.ndarray):
+        scattered = isinstance(I, np.ndarray)
+        if kind in ("ldmatrix", "stmatrix"):
+            lanes = I.shape[0] if scattered else M.T if I is None else I.stop - I.start
+            rows = flat.reshape(lanes >> 5, -1)
+        elif scattered or chosen is not None:
             self._irregular(M, I, chosen, flat, nbytes, entry)
             return
-        rows = flat.reshape(-1, per_warp)
-        repeat = 1
-        if isinstance(I, np.ndarray):
-            relative = rows - rows.min(axis=1, keepdims=True) // 128 * 128
         else:
-            # Most often every CTA does the same: count the first and multiply.
-            ctas = M.cta_count
-            stack = rows.reshape(-1, ctas, per_warp)
-            relative = stack[:, :1] - (np.arange(1) * M.shared_stride)[:, None]
-            if ctas > 1 and (stack - (np.arange(ctas) * M.shared_stride)[:, None] == relative).all():
-                repeat = ctas
-                relative = relative.reshape(-1, per_warp)
-            else:
-                relative = rows
-        relative = relative - int(relative.min()) // 128 * 128
-        key = (nbytes, per_warp, relative.tobytes()) if relative.size <= 1024 else None
-        known = self.patterns.get(key) if key else None
+            rows = flat.reshape(-1, 32)
+        actual, ideal = self._pattern(rows, nbytes, None if scattered else M)
+        entry[0] += actual
+        entry[1] += ideal
+
+    def _pattern(self, rows: np.ndarray, nbytes: int, M: object | None) -> tuple[int, int]:
+        """Wavefronts and ideal of whole warps. Most often every CTA does the same: count the first, remember, multiply."""
+        repeat = 1
+        if M is not None and M.cta_count > 1:
+            stack = rows.reshape(-1, M.cta_count, rows.shape[1]) - M.cta_starts
+            if (stack == stack[:, :1]).all():
+                rows, repeat = stack[:, 0], M.cta_count
+        key = None
+        if rows.size <= 1024:
+            rows = rows - int(rows.min()) // 128 * 128
+            key = (nbytes, rows.shape, rows.tobytes())
+        known = self.patterns.get(key)
         if known is None:
-            known = (wavefronts(relative, nbytes), relative.shape[0] * -(-per_warp * nbytes // 128))
-            if key and len(self.patterns) < 65536:
+            known = (wavefronts(rows, nbytes), rows.shape[0] * -(-rows.shape[1] * nbytes // 128))
+            if key is not None and len(self.patterns) < 65536:
                 self.patterns[key] = known
-        entry[0] += known[0] * repeat
-        entry[1] += known[1] * repeat
+        return known[0] * repeat, known[1] * repeat
 
     def _irregular(self, M, I, chosen, flat, nbytes, entry) -> None:  # noqa: ANN001, E741
-        """Accesses of some lanes: absent lanes repeat an address of their own phase, or stay out."""
+        """Accesses of some lanes of each warp."""
         ids = M.threads if I is None else M.threads[I]
         ids = ids if chosen is None else ids[chosen]
         warps, row = np.unique(ids >> 5, return_inverse=True)

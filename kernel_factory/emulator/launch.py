@@ -13,7 +13,7 @@ from .errors import Fault, Finding, LaunchError
 from .machine import Machine
 from .memory import HostMemory, Memory
 from .module import Kernel
-from .races import GlobalRaces, SharedRaces
+from .races import GlobalRaces, SharedRaces, UnsetRegisters
 
 MODES = ("lockstep", "warp-serial", "race")
 # Threads in a batch, measured best on GEMMs (1 core, NumPy 2.4): small enough that registers stay in cache.
@@ -129,6 +129,7 @@ class _Run:
         if self.mode == "race":
             machine.race, machine.global_race = SharedRaces(machine), self.global_races
             self.global_races.machine = machine
+            machine.unset = UnsetRegisters(machine) if program.maybe_unset else None
         fault = None
         try:
             machine.run()
@@ -137,6 +138,7 @@ class _Run:
         self.executed += int(sum(n * b.size for n, b in zip(machine.executed.tolist(), program.blocks)))
         if machine.race:
             reports = [*machine.race.reports(fault is None), *self.global_races.take()]
+            reports += machine.unset.reports() if machine.unset else []
             self.findings += [self._finding(machine, r, count) for r, count in reports]
         if fault is not None:
             self.findings.append(self._finding(machine, fault, 1))

@@ -57,7 +57,7 @@ class Machine:
         self.barrier_line = np.zeros(T, np.int32)
         width = 32 * self.cta_count
         self.parts = [Group(slice(w * width, (w + 1) * width), width) for w in range(self.warps)] if warp_groups else [Group(None, T)]
-        self.race = self.global_race = None
+        self.race = self.global_race = self.unset = None
         self.count = count
         self.executed = np.zeros(len(program.blocks), np.int64)
         self.steps = 0
@@ -91,6 +91,7 @@ class Machine:
         self.shared_stride = -(-(size + RED_ZONE) // 1024) * 1024 if size else 1024
         self.shared_bytes = np.full(self.cta_count * self.shared_stride, 0xFF, np.uint8)
         self.shared_views = {w: self.shared_bytes.view(t) for w, t in _WORDS.items()}
+        self.cta_starts = (np.arange(self.cta_count) * self.shared_stride)[:, None]
         self.cta_shared = self.cta * self.shared_stride - self.shared_origin
 
     # -- where threads go ---------------------------------------------------------------------------------------
@@ -187,6 +188,8 @@ class Machine:
         if self.steps > MAX_BLOCKS:
             raise Fault("runaway", block.lines[0].line if block.lines else 0, f"more than {MAX_BLOCKS} blocks executed",
                         "a loop of the kernel does not end")
+        if self.unset is not None:
+            self.unset.check(block, I)
         if self.count:
             self.count.block(self, block, I, n)
         value = (block.full if I is None else block.masked)(self, I, n)

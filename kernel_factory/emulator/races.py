@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .blocks import definitions_and_uses
+from .emitter import NUMPY, size_of
 from .errors import Fault
 
 _CURES = {
@@ -33,7 +35,6 @@ _MANY = 32                        # "lane" of a read by more than one lane
 
 def cell_bytes(program: object) -> int:
     """Smallest shared access of a kernel, between 1 and 16 bytes."""
-    from .emitter import NUMPY, size_of
     smallest = 16
     for ins in program.kernel.instructions:
         if ins.opcode in ("ld", "st") and not {"global", "param", "local"} & set(ins.modifiers):
@@ -60,7 +61,6 @@ class SharedRaces:
         self.reads = np.zeros((n, W), np.int32)            # clock << 6 | lane
         self.read_line = np.zeros(n, np.int32)
         self.found: dict[tuple, list] = {}
-        self.span = {}
 
     def _tick_all(self) -> None:
         own = np.arange(self.W)
@@ -82,7 +82,7 @@ class SharedRaces:
             return
         cta, warp, local = self._who(threads)
         cells = self._cells(flat, nbytes)
-        last = self._order(threads, cta, warp, local, cells, line, "read", whole_warp)
+        self._order(threads, cta, warp, local, cells, line, "read", whole_warp)
         own = self.vc[cta, warp, warp]
         at = cells * self.W + warp[:, None]
         flat_reads = self.reads.reshape(-1)
@@ -97,7 +97,6 @@ class SharedRaces:
             if mixed.any():
                 flat_reads[at[mixed]] = (np.broadcast_to((own << 6)[:, None], at.shape)[mixed]) | _MANY
         self.read_line[cells] = line
-        del last
 
     def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False) -> None:  # noqa: ANN001
         if threads.size == 0:
@@ -135,7 +134,6 @@ class SharedRaces:
                 lanes &= owner != local[:, None]
             if lanes.any():
                 self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
-        return last
 
     def _report_order(self, threads, cells, owner, bad, line, what):  # noqa: ANN001, ANN202
         flying, never = owner == 32 * self.W, owner == 32 * (self.W + 1)
@@ -218,7 +216,6 @@ def _message(kind: str, other: int) -> str:
         "async-not-waited": "cp.async data still in flight at the end of the kernel",
         "global-write-conflict": f"two CTAs write different data to the same bytes{against}",
         "global-read-write-race": f"one CTA reads bytes that another CTA of the launch writes{against}",
-        "uninitialised-register": "a register is read before anything wrote it",
     }[kind]
 
 
@@ -226,7 +223,6 @@ class GlobalRaces:
     """Conflicts between the CTAs of one launch, over all of its batches."""
 
     def __init__(self, program: object) -> None:
-        from .emitter import NUMPY, size_of
         sizes = [16]
         for ins in program.kernel.instructions:
             if ins.opcode in ("ld", "st") and not {"shared", "shared::cta", "param", "local"} & set(ins.modifiers):
@@ -314,3 +310,46 @@ class GlobalRaces:
                for (kind, line, other), (thread, count) in self.found.items()]
         self.found = {}
         return out
+
+
+class UnsetRegisters:
+    """Registers read before any write, for the few that liveness cannot rule out.
+
+    Guarded instructions count neither as reads nor as incomplete writes: what they touch depends on the guard.
+    """
+
+    def __init__(self, machine: object) -> None:
+        program = machine.program
+        self.M = machine
+        self.unset = {n: np.ones(machine.T, bool) for n in program.maybe_unset}
+        self.reads = {b.number: self._reads(b, program.maybe_unset) for b in program.blocks}
+        self.found: dict[int, tuple[int, str, int]] = {}
+
+    @staticmethod
+    def _reads(block: object, candidates: set[int]) -> dict[int, int]:
+        """Candidate registers that unguarded instructions read before the block writes them, with the line."""
+        written, out = set(), {}
+        for ins in block.lines:
+            defined, used = definitions_and_uses(ins)
+            if not ins.guard:
+                for n in used:
+                    if n in candidates and n not in written:
+                        out.setdefault(n, ins.line)
+            written.update(defined)
+        return out
+
+    def check(self, block: object, I: object) -> None:  # noqa: E741
+        lanes = slice(None) if I is None else I
+        for n, line in self.reads[block.number].items():
+            bad = self.unset[n][lanes]
+            if bad.any() and n not in self.found:
+                ids = self.M.threads[lanes]
+                self.found[n] = (line, self.M.program.kernel.registers[n].name, int(ids[np.argmax(bad)]))
+        for n in block.defined:
+            if n in self.unset:
+                self.unset[n][lanes] = False
+
+    def reports(self) -> list[tuple[Fault, int]]:
+        """One report for each register."""
+        return [(Fault("uninitialised-register", line, f"register {name} is read before anything wrote it",
+                       _CURES["uninitialised-register"], thread), 1) for line, name, thread in self.found.values()]
