@@ -7,7 +7,7 @@ are the only roundings. x and t are read once, y is written once.
 
 A warp owns 32 consecutive positions of one row of the pair. h and LayerNorm(t) are A operands and
 stay in registers (see mma_tools): h as it is loaded from x, t through one ldmatrix.trans from a
-staging area that the weight ring takes over afterwards. Weights are the B operand; row (c, jj, g) of
+staging area that all but the first two stages of the weight ring take over afterwards. Weights are the B operand; row (c, jj, g) of
 it is channel 8 * (g // 2) + 4 * c + 2 * jj + g % 2 of a block of 32, so two stages give each lane 8
 consecutive channels of a position: 16-byte stores of whole sectors.
 """
@@ -21,7 +21,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from kernel_factory.families.trimul_mma import mma_tools as tools
-from kernel_factory.families.trimul_mma.plan import BLOCK, PAD, STAGE_ROWS, FinalizeTile
+from kernel_factory.families.trimul_mma.plan import BLOCK, EARLY_STAGES, PAD, STAGE_ROWS, FinalizeTile
 from kernel_factory.family import KernelSpec
 
 _VEC = tools.VECTOR
@@ -82,22 +82,20 @@ class Finalize:
         elements = self.tile.shared_bytes(self.C, self.D) // 2
         storage = smem.allocate_tensor(BFloat16, cute.make_layout(elements), byte_alignment=128)
         sT = cute.make_tensor(
-            storage.iterator,
+            storage.iterator + EARLY_STAGES * self.stage_elements,
             cute.make_layout(
                 (_VEC, BLOCK // _VEC, self.D, self.tile.warps), stride=(1, _VEC, BLOCK, BLOCK * self.D)
             ),
         )[None, None, None, warp]
         self.load_t(pT, sT, Int64(b) * self.D, i, j0, n, lane)
+        for s in cutlass.range_constexpr(EARLY_STAGES):
+            self.load_stage(pG, pP, first, s, s % 2, storage)
         tArH = self.load_h(pX, pNormInW, pNormInB, row, j0, n, g, q)
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_warp()
-        tArT = self.t_fragment(sT, lane)
-        cute.arch.sync_threads()  # the ring takes the staging area over
-        for s in cutlass.range_constexpr(self.tile.stages - 1):
-            if cutlass.const_expr(s < 2 * self.blocks_total):
-                self.load_weights(pG, pP, first + (s // 2) * 32, s % 2, storage, s)
-            cute.arch.cp_async_commit_group()
-        tools.layer_norm(self.t_rows(tArT), pNormOutW, pNormOutB, q)
+        cute.arch.cp_async_wait_group(EARLY_STAGES)
+        tArT = self.load_t_normalised(sT, pNormOutW, pNormOutB, n, lane)
+        cute.arch.sync_threads()  # the other stages of the ring take the staging area over
+        for s in cutlass.range_constexpr(EARLY_STAGES, self.tile.stages - 1):
+            self.load_stage(pG, pP, first, s, s % 2, storage)
 
         tiled_mma = tools.warp_mma()
         tCrGate = cute.make_rmem_tensor(((2, 2), 2, 2), Float32)
@@ -109,17 +107,8 @@ class Finalize:
                 stage = 2 * index + c
                 cute.arch.cp_async_wait_group(self.tile.stages - 2)
                 cute.arch.sync_threads()
-                ahead = stage + (self.tile.stages - 1)
-                if ahead < 2 * self.blocks_total:
-                    self.load_weights(
-                        pG,
-                        pP,
-                        first + (ahead // 2) * 32,
-                        (c + self.tile.stages - 1) % 2,
-                        storage,
-                        ahead % self.tile.stages,
-                    )
-                cute.arch.cp_async_commit_group()
+                ahead = self.tile.stages - 1
+                self.load_stage(pG, pP, first, stage + ahead, (c + ahead) % 2, storage)
                 self.start(tCrGate, pGBias, channel + 4 * c)
                 self.start(tCrValue, pPBias, channel + 4 * c)
                 sG, sP = self.weight_views(storage, stage % self.tile.stages)
@@ -159,7 +148,7 @@ class Finalize:
             mX = tools.vectors(pX, (row + position) * self.C + q * _VEC, (self.C // 32, 32))
             for t in cutlass.range_constexpr(self.C // 32):
                 cute.autovec_copy(mX[None, t], tArH[None, t, p])
-        tools.layer_norm(tArH, pNormW, pNormB, q)
+        tools.layer_norm(tArH, pNormW, pNormB, q, n >> 31)
         return cute.make_tensor(
             tArH.iterator,
             cute.make_layout(
@@ -168,26 +157,24 @@ class Finalize:
         )
 
     @cute.jit
-    def t_fragment(self, sT, lane):
-        """t of 32 positions as A fragments ((e, half, khi), m, (step, chunk)), not yet normalised."""
-        layout = cute.make_layout(
-            ((2, 2, 2), 2, (2, self.D // 32)), stride=((1, 2, 4), self.D // 2, (_VEC, 2 * _VEC))
-        )
-        tArT = cute.make_rmem_tensor(layout, BFloat16)
+    def load_t_normalised(self, sT, pNormW, pNormB, n, lane):
+        """LayerNorm(t) of 32 positions as A fragments ((e, half, khi), m, (step, chunk))."""
+        chunks = self.D // 32
+        fragment = cute.make_layout(((2, 2, 2), 2, (2, chunks)), stride=((1, 2, 4), self.D // 2, (_VEC, 2 * _VEC)))
+        tArT = cute.make_rmem_tensor(fragment, BFloat16)
+        # (8, chunks, (half, m)): within a chunk, (e, khi, step) is the order of the channels
+        rows = cute.make_layout(((2, 2, 2), chunks, (2, 2)), stride=((1, 4, 8), 2 * _VEC, (2, self.D // 2)))
         half, khi, row = (lane >> 3) & 1, lane >> 4, lane & 7
+        cute.arch.sync_warp()
         for m in cutlass.range_constexpr(2):
-            for t in cutlass.range_constexpr(self.D // 32):
+            for t in cutlass.range_constexpr(chunks):
                 for s in cutlass.range_constexpr(2):
                     chunk = (2 * m + half) ^ (row // 2)
                     src = sT[None, chunk, 32 * t + 16 * s + 8 * khi + row]
                     tools.load_matrices(src, tArT[None, m, (s, t)], True)
+        tRows = cute.make_tensor(tArT.iterator, rows)
+        tools.layer_norm(tRows, pNormW, pNormB, lane % 4, n >> 31)
         return tArT
-
-    def t_rows(self, tArT: cute.Tensor) -> cute.Tensor:
-        """The fragment of t as (8, chunks, rows): within a chunk, element e, khi, step is the order of the channels."""
-        chunks = self.D // 32
-        layout = cute.make_layout(((2, 2, 2), chunks, (2, 2)), stride=((1, 4, 8), 16, (2, 16 * chunks)))
-        return cute.make_tensor(tArT.iterator, layout)
 
     def weight_views(self, storage: cute.Tensor, slot: Int32 | int) -> tuple[cute.Tensor, cute.Tensor]:
         """(gate, value) tiles (8, chunks, 16) of one stage of the ring."""
@@ -200,18 +187,23 @@ class Finalize:
         )
 
     @cute.jit
-    def load_weights(self, pG, pP, channel0, c: int, storage, slot) -> None:
-        """Start the copies of half ``c`` of the weight rows of 32 channels: 16 gate rows and 16 value rows."""
-        tidx, _, _ = cute.arch.thread_idx()
-        for pW, k, sW in zip((pG, pP), (self.C, self.D), self.weight_views(storage, slot)):
-            rows = self.threads // (k // _VEC)
-            chunk, row = tidx % (k // _VEC), tidx // (k // _VEC)
-            for r in cutlass.range_constexpr(STAGE_ROWS // rows):
-                to = row + r * rows
-                jj, g = to // 8, to % 8
-                channel = channel0 + 8 * (g // 2) + 4 * c + 2 * jj + g % 2
-                source = tools.vectors(pW, channel * k + chunk * _VEC)
-                tools.copy_async(source, sW[None, tools.weight_chunk(chunk, to), to])
+    def load_stage(self, pG, pP, first, stage, c: int, storage) -> None:
+        """Start the copies of one stage, 16 gate rows and 16 value rows, and commit; nothing past the last stage.
+
+        Stage 2i + c is half ``c`` of the 32 channels from ``first + 32 i`` on.
+        """
+        if stage < 2 * self.blocks_total:
+            tidx, _, _ = cute.arch.thread_idx()
+            for pW, k, sW in zip((pG, pP), (self.C, self.D), self.weight_views(storage, stage % self.tile.stages)):
+                rows = self.threads // (k // _VEC)
+                chunk, row = tidx % (k // _VEC), tidx // (k // _VEC)
+                for r in cutlass.range_constexpr(STAGE_ROWS // rows):
+                    to = row + r * rows
+                    jj, g = to // 8, to % 8
+                    channel = first + (stage // 2) * 32 + 8 * (g // 2) + 4 * c + 2 * jj + g % 2
+                    source = tools.vectors(pW, channel * k + chunk * _VEC)
+                    tools.copy_async(source, sW[None, tools.weight_chunk(chunk, to), to])
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def start(self, tCr, pBias, channel) -> None:

@@ -79,20 +79,37 @@ def row_statistics(tRow: cute.Tensor) -> tuple[Float32, Float32]:
     return mean, cute.math.rsqrt(variance + EPS, fastmath=True)
 
 
-def layer_norm(tX: cute.Tensor, pWeight: cute.Pointer, pBias: cute.Pointer, quad_lane: Int32) -> None:
+def layer_norm(tX: cute.Tensor, pWeight: cute.Pointer, pBias: cute.Pointer, quad_lane: Int32, zero: Int32) -> None:
     """LayerNorm of rows spread over a quad, in place, rounded once to bf16. ``tX`` is (elements, chunks, rows).
 
-    Two rows at a time: their fp32 values and one chunk of the parameters are what is live.
+    Two rows at a time, and no more: left alone, ptxas computes the statistics of all rows first and
+    spills their fp32 values. ``zero`` orders the pairs (see ``order_after``); the warp barrier has the
+    parameters loaded again rather than kept in fp32.
     """
     _, chunks, rows = tX.shape
     for first in range(0, cute.size(rows), 2):
-        statistics = [(r, *row_statistics(tX[None, None, r])) for r in (first, first + 1)]
+        pair = (first, first + 1)
+        if first:
+            cute.arch.sync_warp()
+            for r in pair:
+                order_after(tX[None, None, r], tX[None, None, r - 2], zero)
+        statistics = [(r, *row_statistics(tX[None, None, r])) for r in pair]
         for t in range(chunks):
             weight, bias = (norm_chunk(pParam, quad_lane * VECTOR + t * 32) for pParam in (pWeight, pBias))
             for r, mean, rstd in statistics:
                 tChunk = tX[None, t, r]
                 h = (tChunk.load().to(Float32).reshape((VECTOR,)) - mean) * rstd * weight + bias
                 tChunk.store(h.to(BFloat16).reshape(tChunk.shape))
+
+
+def order_after(tLater: cute.Tensor, tEarlier: cute.Tensor, zero: Int32) -> None:
+    """Make every word of ``tLater`` depend on one of ``tEarlier``: later | (earlier & zero), one LOP3 a word.
+
+    ``zero`` is 0 at run time and unknown to the compiler. It is the only fence that ptxas keeps.
+    """
+    later, earlier = (cute.recast_tensor(tensor, Uint32) for tensor in (tLater, tEarlier))
+    for w in range(cute.size(later)):
+        later[w] = later[w] | (earlier[w] & Uint32(zero))
 
 
 def norm_chunk(pParam: cute.Pointer, channel: Int32) -> cute.TensorSSA:

@@ -24,6 +24,8 @@ PAD: Final = 64
 """Rows of scratch are padded to a multiple of this many elements."""
 STAGE_ROWS: Final = 16
 """Gate rows, and value rows, in one stage of a weight ring."""
+EARLY_STAGES: Final = 2
+"""Stages of finalize's weight ring that fill while t is still staged."""
 MAX_SHARED_BYTES: Final = 101376
 """What every SM from 8.0 on grants one block."""
 _BF16: Final = 2
@@ -83,8 +85,9 @@ class FinalizeTile(_Tile):
     splits: int
 
     def shared_bytes(self, c: int, d: int) -> int:
-        """The weight ring, or the staged t that precedes it in the same bytes."""
-        return max(self.stages * STAGE_ROWS * (c + d), self.warps * BLOCK * d) * _BF16
+        """The weight ring; the staged t precedes all but its early stages in the same bytes."""
+        stage, staged_t = STAGE_ROWS * (c + d), self.warps * BLOCK * d
+        return (EARLY_STAGES * stage + max((self.stages - EARLY_STAGES) * stage, staged_t)) * _BF16
 
 
 def padded(n: int) -> int:

@@ -90,6 +90,7 @@ class Project:
             cute.arch.cp_async_commit_group()
 
         tBrH = self.load_h(pX, pNormW, pNormB, (Int64(b) * n + i) * n, j0, n, g, q)
+        cute.arch.sync_warp()  # or the mask's loads rise into the LayerNorm, where registers are scarce
         tMask = self.load_mask(pMask, (Int64(b) * n + i) * n, j0 + 8 * q, n)
 
         tiled_mma = tools.warp_mma()
@@ -146,20 +147,20 @@ class Project:
             mX = tools.vectors(pX, (row + position) * self.C + q * _VEC, (self.k_chunks, 32))
             for t in cutlass.range_constexpr(self.k_chunks):
                 cute.autovec_copy(mX[None, t], tBrH[None, t, j])
-        tools.layer_norm(tBrH, pNormW, pNormB, q)
+        tools.layer_norm(tBrH, pNormW, pNormB, q, n >> 31)
         return tBrH
 
     @cute.jit
     def load_mask(self, pMask, row, j, n):
         """The factors of this lane's 8 positions: the mask, and 0 past N."""
         tMask = cute.make_rmem_tensor(_VEC, Float32)
+        tMask.fill(0.0)
         for p in cutlass.range_constexpr(_VEC):
-            if cutlass.const_expr(pMask is None):
-                tMask[p] = cutlass.select_(j + p < n, Float32(1.0), Float32(0.0))
-            else:
-                at = row + cutlass.min(j + p, n - 1)
-                mask = cute.make_tensor(pMask + at, cute.make_layout(1))[0].to(Float32)
-                tMask[p] = cutlass.select_(j + p < n, mask, Float32(0.0))
+            if j + p < n:
+                if cutlass.const_expr(pMask is None):
+                    tMask[p] = Float32(1.0)
+                else:
+                    tMask[p] = cute.make_tensor(pMask + (row + j), cute.make_layout(_VEC))[p].to(Float32)
         return tMask
 
     @cute.jit
