@@ -22,7 +22,7 @@ from kernel_factory.pipeline import Selection
 from kernel_factory.store import StoreError, write_atomically
 from kernel_factory.workspace import find
 
-console = Console()
+console = Console(width=None if Console().is_terminal else 180)
 _CLEAR = (
     capture.CaptureError,
     compile.CompileError,

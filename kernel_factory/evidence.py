@@ -76,10 +76,24 @@ def path_of(folder: Path, cell: Cell, level: str) -> Path:
 
 
 def write(folder: Path, evidence: Evidence) -> Path:
-    """Write an evidence file, atomically; keys sorted so that a change reads as a small diff."""
+    """Write an evidence file, atomically."""
     path = path_of(folder, evidence.cell, evidence.level)
-    write_atomically(path, json.dumps(evidence.to_json(), sort_keys=True, indent=1).encode() + b"\n")
+    write_atomically(path, _readable(evidence.to_json()).encode())
     return path
+
+
+def _readable(data: dict[str, Any]) -> str:
+    """JSON with a line for every field and for every item of a field: a change reads as a small diff."""
+
+    def field(name: str, value: Any) -> str:
+        if isinstance(value, dict) and value:
+            items = [f"  {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(value.items())]
+            return f" {json.dumps(name)}: {{\n" + ",\n".join(items) + "\n }"
+        if isinstance(value, list) and value:
+            return f" {json.dumps(name)}: [\n" + ",\n".join("  " + json.dumps(v, sort_keys=True) for v in value) + "\n ]"
+        return f" {json.dumps(name)}: {json.dumps(value)}"
+
+    return "{\n" + ",\n".join(field(name, data[name]) for name in sorted(data)) + "\n}\n"
 
 
 def read(path: Path) -> Evidence:

@@ -24,7 +24,8 @@ from kernel_factory.family import Step, discover
 
 MODES: Final = ("lockstep", "warp-serial", "race")
 CHAINED_UP_TO: Final = 128  # largest N that runs whole, each launch on what the one before wrote
-BUDGET: Final = 60_000_000  # thread-instructions of one sampled launch in one mode
+BUDGET: Final = 60_000_000  # thread-instructions of a cell's sampled launches together, in one mode, random set
+STRESS_SHARE: Final = 4  # the other sets run one in so many of those blocks, corners and edges included
 _PARAMETERS: Final = ("_weight", "_bias")
 _PROBE: Final = 8  # blocks run first to learn what one costs
 
@@ -46,22 +47,25 @@ class Bench:
     def launches(self) -> tuple[Launch, ...]:
         return self.built.plan.launches
 
+    @classmethod
+    def of(cls, built: BuiltCell, ptx: tuple[str, ...], seed: int) -> Bench:
+        """The bench of a built cell with these PTX texts, one a launch."""
+        family = discover()[built.family]
+        pairs = zip(ptx, built.plan.launches, strict=True)
+        return cls(
+            built=built,
+            kernels=tuple(emulator.load(text).kernels[launch.symbol] for text, launch in pairs),
+            steps=family.plan(built.cell).steps,
+            expectation=family.expectation,
+            reference=reference.REFERENCES[built.cell.op],
+            seed=seed,
+        )
+
 
 def prove(built: BuiltCell, ptx: tuple[str, ...], seed: int) -> dict[str, Any]:
     """Numerics, findings and counters of one cell: JSON-ready, the same for the same seed."""
     torch.set_num_threads(1)
-    family = discover()[built.family]
-    bench = Bench(
-        built=built,
-        kernels=tuple(
-            emulator.load(text).kernels[launch.symbol]
-            for text, launch in zip(ptx, built.plan.launches, strict=True)
-        ),
-        steps=family.plan(built.cell).steps,
-        expectation=family.expectation,
-        reference=reference.REFERENCES[built.cell.op],
-        seed=seed,
-    )
+    bench = Bench.of(built, ptx, seed)
     return (_chained if built.cell.N <= CHAINED_UP_TO else _per_launch)(bench)
 
 
@@ -125,13 +129,19 @@ def _per_launch(bench: Bench) -> dict[str, Any]:
     findings: dict[str, list[str]] = {mode: [] for mode in MODES}
     counters: dict[str, Any] = {}
     samples: dict[int, tuple[int, ...]] = {}
+    fewer: dict[int, tuple[int, ...]] = {}
     for name in bench.reference.input_sets(cell):
         inputs = bench.reference.inputs(cell, name, bench.seed)
         buffers = {**inputs, **bench.expectation.model(cell, inputs, torch.float32)}
         for index in range(len(bench.launches)):
+            if index not in samples:
+                samples[index] = _choose(bench, index, buffers)
+                fewer[index] = sample.choose(
+                    bench.launches[index].grid, len(samples[index]) // STRESS_SHARE, bench.seed
+                )
             for mode in _modes_of(name):
-                blocks, figures, result = _run_sample(bench, index, buffers, mode, samples.get(index))
-                samples[index] = blocks
+                blocks = samples[index] if name == "random" else fewer[index]
+                figures, result = run_sample(bench, index, buffers, mode, blocks)
                 findings[mode] += [str(finding) for finding in result.findings]
                 if (name, mode) == ("random", MODES[0]):
                     counters[bench.launches[index].kernel] = _counted(result)
@@ -154,30 +164,46 @@ def _keep_worst(kept: dict[str, float], figures: dict[str, float]) -> None:
         kept[name] = value if not kept.get(name, 0.0) >= value else kept[name]  # a NaN is kept
 
 
-def _run_sample(
-    bench: Bench, index: int, buffers: Tensors, mode: str, blocks: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], dict[str, float], emulator.Result]:
-    """Run a sample of one launch's blocks on the model's values; the sample is chosen where it is None."""
-    launch, step = bench.launches[index], bench.steps[index]
-    target = bench.expectation.WRITES[step.spec.kernel]
+def _choose(bench: Bench, index: int, buffers: Tensors) -> tuple[int, ...]:
+    """The blocks of one launch that are run: a few are run first, to learn how many the budget buys."""
+    launch = bench.launches[index]
+    memory, addresses = _stage(bench, index, buffers)
+    probe = sample.choose(launch.grid, _PROBE, bench.seed)
+    config = _config(launch, addresses)
+    cost = emulator.run(bench.kernels[index], config, memory, seed=bench.seed, ctas=probe, counters=False)
+    return sample.choose(launch.grid, _affordable(bench, len(probe), cost.thread_instructions), bench.seed)
+
+
+def _affordable(bench: Bench, blocks: int, cost: int) -> int:
+    """Blocks that one launch's share of the budget buys, at the price of a probe."""
+    return BUDGET // len(bench.launches) * blocks // max(1, cost)
+
+
+def _stage(bench: Bench, index: int, buffers: Tensors) -> tuple[emulator.Memory, dict[str, int]]:
+    """Memory for one launch: its operands as the model has them, what it writes poisoned."""
+    step = bench.steps[index]
     memory = emulator.Memory(seed=bench.seed)
     addresses = {}
     for name in dict.fromkeys(step.operands):
         buffer = bench.built.plan.buffer(name)
-        if name == target:
+        if name == bench.expectation.WRITES[step.spec.kernel]:
             addresses[name] = memory.poison(name, buffer.nbytes)
         else:
             addresses[name] = memory.add(name, _laid_out(buffer, buffers[name]), writable=False)
+    return memory, addresses
+
+
+def run_sample(
+    bench: Bench, index: int, buffers: Tensors, mode: str, blocks: tuple[int, ...]
+) -> tuple[dict[str, float], emulator.Result]:
+    """Run a sample of one launch's blocks on the model's values and compare what they own."""
+    launch, step = bench.launches[index], bench.steps[index]
+    target = bench.expectation.WRITES[step.spec.kernel]
+    memory, addresses = _stage(bench, index, buffers)
     config = _config(launch, addresses)
-    if blocks is None:
-        probe = sample.choose(launch.grid, _PROBE, bench.seed)
-        cost = emulator.run(bench.kernels[index], config, memory, seed=bench.seed, ctas=probe, counters=False)
-        each = max(1, cost.thread_instructions // len(probe))
-        blocks = sample.choose(launch.grid, BUDGET // each, bench.seed)
-        memory.poison(target, bench.built.plan.buffer(target).nbytes)
     result = emulator.run(bench.kernels[index], config, memory, mode=mode, seed=bench.seed, ctas=blocks)
     found = _read(memory, bench.built.plan.buffer(target))
-    return blocks, _compare(bench, step, launch, blocks, found, buffers[target]), result
+    return _compare(bench, step, launch, blocks, found, buffers[target]), result
 
 
 def _compare(

@@ -34,7 +34,7 @@ class Finalize:
         self.C, self.D, self.biases = spec["C"], spec["D"], spec["biases"]
         self.tile = FinalizeTile.of(spec)
         self.threads = self.tile.warps * tools.WARP
-        self.blocks_total = self.C // 32 // self.tile.splits
+        self.blocks_total = self.C // 32
         self.stage_elements = STAGE_ROWS * (self.C + self.D)
 
     @cute.jit
@@ -45,7 +45,7 @@ class Finalize:
         self.kernel(
             pX, pT, pNormInW, pNormInB, pNormOutW, pNormOutB, pP, pG, pPBias, pGBias, pY, n
         ).launch(
-            grid=(cute.ceil_div(blocks, self.tile.warps), self.tile.splits, batch),
+            grid=(cute.ceil_div(blocks, self.tile.warps), 1, batch),
             block=(self.threads, 1, 1),
             smem=self.tile.shared_bytes(self.C, self.D),
             stream=stream,
@@ -67,7 +67,7 @@ class Finalize:
         pY: cute.Pointer,
         n: Int32,
     ):
-        bidx, split, b = cute.arch.block_idx()
+        bidx, _, b = cute.arch.block_idx()
         lane, warp = tools.lane_and_warp()
         g, q = lane // 4, lane % 4
         blocks_row = cute.ceil_div(n, BLOCK)
@@ -76,7 +76,6 @@ class Finalize:
         i = cutlass.min(block // blocks_row, n - 1)
         j0 = (block % blocks_row) * BLOCK
         row = (Int64(b) * n + i) * n
-        first = split * (self.blocks_total * 32)
 
         smem = cutlass.utils.SmemAllocator()
         elements = self.tile.shared_bytes(self.C, self.D) // 2
@@ -89,26 +88,26 @@ class Finalize:
         )[None, None, None, warp]
         self.load_t(pT, sT, Int64(b) * self.D, i, j0, n, lane)
         for s in cutlass.range_constexpr(EARLY_STAGES):
-            self.load_stage(pG, pP, first, s, s % 2, storage)
+            self.load_stage(pG, pP, s, s % 2, storage)
         tArH = self.load_h(pX, pNormInW, pNormInB, row, j0, n, g, q)
         cute.arch.cp_async_wait_group(EARLY_STAGES)
         tArT = self.load_t_normalised(sT, pNormOutW, pNormOutB, n, lane)
         cute.arch.sync_threads()  # the other stages of the ring take the staging area over
         for s in cutlass.range_constexpr(EARLY_STAGES, self.tile.stages - 1):
-            self.load_stage(pG, pP, first, s, s % 2, storage)
+            self.load_stage(pG, pP, s, s % 2, storage)
 
         tiled_mma = tools.warp_mma()
         tCrGate = cute.make_rmem_tensor(((2, 2), 2, 2), Float32)
         tCrValue = cute.make_rmem_tensor(((2, 2), 2, 2), Float32)
         tCrY = cute.make_rmem_tensor((2, 2, 2, 2, 2), BFloat16)  # (e, jj, c), half, m: 8 channels of 4 positions
         for index in cutlass.range(self.blocks_total, unroll=1):
-            channel = first + index * 32 + 8 * q
+            channel = index * 32 + 8 * q
             for c in cutlass.range_constexpr(2):
                 stage = 2 * index + c
                 cute.arch.cp_async_wait_group(self.tile.stages - 2)
                 cute.arch.sync_threads()
                 ahead = self.tile.stages - 1
-                self.load_stage(pG, pP, first, stage + ahead, (c + ahead) % 2, storage)
+                self.load_stage(pG, pP, stage + ahead, (c + ahead) % 2, storage)
                 self.start(tCrGate, pGBias, channel + 4 * c)
                 self.start(tCrValue, pPBias, channel + 4 * c)
                 sG, sP = self.weight_views(storage, stage % self.tile.stages)
@@ -187,10 +186,10 @@ class Finalize:
         )
 
     @cute.jit
-    def load_stage(self, pG, pP, first, stage, c: int, storage) -> None:
+    def load_stage(self, pG, pP, stage, c: int, storage) -> None:
         """Start the copies of one stage, 16 gate rows and 16 value rows, and commit; nothing past the last stage.
 
-        Stage 2i + c is half ``c`` of the 32 channels from ``first + 32 i`` on.
+        Stage 2i + c is half ``c`` of the 32 channels from 32 i on.
         """
         if stage < 2 * self.blocks_total:
             tidx, _, _ = cute.arch.thread_idx()
@@ -200,7 +199,7 @@ class Finalize:
                 for r in cutlass.range_constexpr(STAGE_ROWS // rows):
                     to = row + r * rows
                     jj, g = to // 8, to % 8
-                    channel = first + (stage // 2) * 32 + 8 * (g // 2) + 4 * c + 2 * jj + g % 2
+                    channel = (stage // 2) * 32 + 8 * (g // 2) + 4 * c + 2 * jj + g % 2
                     source = tools.vectors(pW, channel * k + chunk * _VEC)
                     tools.copy_async(source, sW[None, tools.weight_chunk(chunk, to), to])
         cute.arch.cp_async_commit_group()

@@ -30,7 +30,11 @@ MAX_SHARED_BYTES: Final = 101376
 """What every SM from 8.0 on grants one block."""
 _BF16: Final = 2
 _GRID_YZ: Final = 65535
-_TARGET_CTAS: Final = 256  # about two blocks for each SM of the larger parts
+_FULL_DEVICE: Final = 128  # SMs, near enough: 108 to 148 on the parts this family targets
+_CTA_RESERVED_BYTES: Final = 1024  # what the driver adds to each CTA
+_SM_SHARED_BYTES: Final = {"sm_80": 164 << 10, "sm_89": 100 << 10, "sm_120a": 100 << 10} | {
+    sm: 228 << 10 for sm in ("sm_90a", "sm_100a", "sm_103a")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +53,10 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectTile(_Tile):
-    """``warps`` blocks of 32 positions a CTA; ``splits`` CTAs share the channels of a block."""
+    """``warps`` blocks of 32 positions a CTA, ``stages`` of the weight ring."""
 
     warps: int
     stages: int
-    splits: int
 
     def shared_bytes(self, c: int) -> int:
         """The weight ring."""
@@ -78,11 +81,10 @@ class ContractTile(_Tile):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalizeTile(_Tile):
-    """``warps`` blocks of 32 positions a CTA; ``splits`` CTAs share the output channels of a block."""
+    """``warps`` blocks of 32 positions a CTA, ``stages`` of the weight ring."""
 
     warps: int
     stages: int
-    splits: int
 
     def shared_bytes(self, c: int, d: int) -> int:
         """The weight ring; the staged t precedes all but its early stages in the same bytes."""
@@ -95,34 +97,31 @@ def padded(n: int) -> int:
     return ceil(n / PAD) * PAD
 
 
-def project_tile(n: int, batch: int, d: int) -> ProjectTile:
-    """Four warps; the channels are split while the CTAs would not fill the device."""
-    ctas = batch * ceil(n * padded(n) / BLOCK / 4)
-    return ProjectTile(warps=4, stages=4, splits=_splits(ctas, 2 * d // STAGE_ROWS))
+def project_tile(n: int, batch: int) -> ProjectTile:
+    """Four warps a CTA, fewer while that would leave SMs empty."""
+    return ProjectTile(warps=_warps(batch * n * padded(n) // BLOCK), stages=4)
 
 
-def finalize_tile(n: int, batch: int, c: int) -> FinalizeTile:
-    """As ``project_tile``, over blocks of 32 output channels."""
-    ctas = batch * ceil(n * ceil(n / BLOCK) / 4)
-    return FinalizeTile(warps=4, stages=4, splits=_splits(ctas, c // 32))
+def finalize_tile(n: int, batch: int) -> FinalizeTile:
+    """As ``project_tile``."""
+    return FinalizeTile(warps=_warps(batch * n * ceil(n / BLOCK)), stages=4)
 
 
-def _splits(ctas: int, units: int) -> int:
-    """The smallest of 1, 2, 4 that divides ``units`` and gives enough CTAs, or the largest that divides."""
-    divisors = [s for s in (1, 2, 4) if units % s == 0]
-    return next((s for s in divisors if ctas * s >= _TARGET_CTAS), divisors[-1])
+def _warps(blocks: int) -> int:
+    """Warps that share a weight ring. x and t are never read twice to make more CTAs."""
+    return next((warps for warps in (4, 2) if blocks >= warps * _FULL_DEVICE), 1)
 
 
-_LARGE: Final = ContractTile(tile_m=128, tile_n=128, bk=32, stages=4, warps_m=2, warps_n=2)
-_SMALL: Final = ContractTile(tile_m=64, tile_n=64, bk=64, stages=3, warps_m=2, warps_n=2)
-_SMALL_COST: Final = 1.5  # SMEM bytes per multiply-add of the small tile's warps over the large one's, less the overlap
-
-
-def contract_tile(n: int, batch: int, d: int) -> ContractTile:
-    """The large tile, unless it covers too much padding or too few SMs."""
-    large, small = (ceil(n / t.tile_m) * t.tile_m for t in (_LARGE, _SMALL))
-    few = batch * d * ceil(n / _LARGE.tile_m) ** 2 < _TARGET_CTAS // 2
-    return _SMALL if few or small * small * _SMALL_COST < large * large else _LARGE
+def contract_tile(n: int, batch: int, d: int, sm: str) -> ContractTile:
+    """128 x 128 with 64 x 64 a warp, or 64 x 64 with 32 x 32 a warp where that saves padding or fills more SMs."""
+    small = n <= 64 or batch * d * ceil(n / 128) ** 2 < 2 * _FULL_DEVICE
+    edge = 64 if small else 128
+    tiles = [
+        ContractTile(tile_m=edge, tile_n=edge, bk=bk, stages=stages, warps_m=2, warps_n=2)
+        for bk, stages in ((64, 3), (32, 4), (32, 3))
+    ]
+    capacity = _SM_SHARED_BYTES.get(sm, _SM_SHARED_BYTES["sm_89"])
+    return next(t for t in tiles if 2 * (t.shared_bytes() + _CTA_RESERVED_BYTES) <= capacity)
 
 
 def plan(cell: Cell) -> CellPlan:
@@ -179,7 +178,7 @@ def _project(cell: Cell) -> Step:
         D=cell.D,
         mask=cell.mask,
         biases=cell.biases,
-        **project_tile(cell.N, cell.B, cell.D).constants(),
+        **project_tile(cell.N, cell.B).constants(),
     )
     operands = (
         *("x", "norm_in_weight", "norm_in_bias", "p_in_weight", "g_in_weight"),
@@ -191,7 +190,7 @@ def _project(cell: Cell) -> Step:
 
 
 def _contract(cell: Cell) -> Step:
-    tile = contract_tile(cell.N, cell.B, cell.D)
+    tile = contract_tile(cell.N, cell.B, cell.D, cell.sm)
     spec = KernelSpec.of(NAME, "contract", D=cell.D, direction=cell.direction, **tile.constants())
     return Step(spec=spec, operands=("ab", "t"), scalars=(cell.N, cell.B))
 
@@ -203,7 +202,7 @@ def _finalize(cell: Cell) -> Step:
         C=cell.C,
         D=cell.D,
         biases=cell.biases,
-        **finalize_tile(cell.N, cell.B, cell.C).constants(),
+        **finalize_tile(cell.N, cell.B).constants(),
     )
     operands = (
         *("x", "t", "norm_in_weight", "norm_in_bias", "norm_out_weight", "norm_out_bias"),

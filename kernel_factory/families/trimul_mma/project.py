@@ -6,7 +6,7 @@ x [B, N, N, C], mask [B, N, N], weights [2D, C] row-major, ab [2, B, D, N, Np] w
 up to 64; all bf16. Columns N .. Np of ab are written as zeros, so a reader needs no predicate along
 them. h and ab are the only roundings.
 
-A warp owns 32 consecutive positions of one row of the pair and all channels of its split. Its h is
+A warp owns 32 consecutive positions of one row of the pair and all channels. Its h is
 the B operand and stays in registers (see mma_tools); weights are the A operand, 16 gate and 16 value
 rows a stage, so the accumulator holds channels by positions and ab is written channel-first. Row
 (j, g) of B is position 8 * (g // 2) + 2 * j + g % 2, which gives each lane 8 consecutive positions
@@ -36,7 +36,7 @@ class Project:
         self.mask, self.biases = spec["mask"], spec["biases"]
         self.tile = ProjectTile.of(spec)
         self.threads = self.tile.warps * tools.WARP
-        self.stages_total = 2 * self.D // STAGE_ROWS // self.tile.splits
+        self.stages_total = 2 * self.D // STAGE_ROWS
         self.k_chunks = self.C // 32
 
     @cute.jit
@@ -46,9 +46,10 @@ class Project:
         pMask = rest.pop(0) if cutlass.const_expr(self.mask) else None
         blocks = n * (cute.ceil_div(n, PAD) * (PAD // BLOCK))
         self.kernel(pX, pNormW, pNormB, pP, pG, pPBias, pGBias, pMask, rest[0], n, batch).launch(
-            grid=(cute.ceil_div(blocks, self.tile.warps), self.tile.splits, batch),
+            grid=(cute.ceil_div(blocks, self.tile.warps), 1, batch),
             block=(self.threads, 1, 1),
-            min_blocks_per_mp=3, preferred_smem_carveout=100,
+            min_blocks_per_mp=12 // self.tile.warps,  # 168 registers a thread
+            preferred_smem_carveout=100,  # left open, the DSL would ask a device for it
             smem=self.tile.shared_bytes(self.C),
             stream=stream,
         )
@@ -68,7 +69,7 @@ class Project:
         n: Int32,
         batch: Int32,
     ):
-        bidx, split, b = cute.arch.block_idx()
+        bidx, _, b = cute.arch.block_idx()
         lane, warp = tools.lane_and_warp()
         g, q = lane // 4, lane % 4
         n_padded = cute.ceil_div(n, PAD) * PAD
@@ -77,7 +78,6 @@ class Project:
         active = block < n * blocks_row
         i = cutlass.min(block // blocks_row, n - 1)
         j0 = (block % blocks_row) * BLOCK
-        first = split * (self.stages_total * STAGE_ROWS)
 
         smem = cutlass.utils.SmemAllocator()
         sW_layout = cute.make_layout(
@@ -86,7 +86,7 @@ class Project:
         sW = smem.allocate_tensor(BFloat16, sW_layout, byte_alignment=128)
         for s in cutlass.range_constexpr(self.tile.stages - 1):
             if cutlass.const_expr(s < self.stages_total):
-                self.load_weights(pG, pP, first + s * STAGE_ROWS, sW[None, None, None, s])
+                self.load_weights(pG, pP, s * STAGE_ROWS, sW[None, None, None, s])
             cute.arch.cp_async_commit_group()
 
         tBrH = self.load_h(pX, pNormW, pNormB, (Int64(b) * n + i) * n, j0, n, g, q)
@@ -104,12 +104,10 @@ class Project:
             cute.arch.sync_threads()
             ahead = stage + (self.tile.stages - 1)
             if ahead < self.stages_total:
-                self.load_weights(
-                    pG, pP, first + ahead * STAGE_ROWS, sW[None, None, None, ahead % self.tile.stages]
-                )
+                self.load_weights(pG, pP, ahead * STAGE_ROWS, sW[None, None, None, ahead % self.tile.stages])
             cute.arch.cp_async_commit_group()
 
-            channel = first + stage * STAGE_ROWS + g
+            channel = stage * STAGE_ROWS + g
             self.start(tCrGate, pGBias, channel)
             self.start(tCrValue, pPBias, channel)
             sW_stage = sW[None, None, None, stage % self.tile.stages]
