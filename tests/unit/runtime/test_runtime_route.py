@@ -119,7 +119,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 def test_declined_calls_are_counted_explained_and_forced(
     fake: FakeDriver, install: Install, wheel: Path, code: str
 ) -> None:
-    """Each kind of declined call: counted by reason, explained alike, and an error under force where KF takes its kind."""
+    """A declined call: counted by reason, explained alike, and an error under force where KF takes its kind."""
     changes, binding = CASES[code]
     tensors = {**operands(trimul_cell()), **changes}
     if code == "dtype":
