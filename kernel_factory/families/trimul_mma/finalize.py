@@ -91,7 +91,13 @@ class Finalize:
             self.load_stage(pG, pP, s, s % 2, storage)
         tArH = self.load_h(pX, pNormInW, pNormInB, row, j0, n, g, q)
         cute.arch.cp_async_wait_group(EARLY_STAGES)
-        tArT = self.load_t_normalised(sT, pNormOutW, pNormOutB, n, lane)
+        tArT = self.load_t_normalised(sT, pNormOutW, pNormOutB, n, lane, tArH)
+        tArH = cute.make_tensor(
+            tArH.iterator,
+            cute.make_layout(
+                ((2, 2, 2), 2, (2, self.C // 32)), stride=((1, self.C // 4, 2), self.C // 2, (4, _VEC))
+            ),
+        )
         cute.arch.sync_threads()  # the other stages of the ring take the staging area over
         for s in cutlass.range_constexpr(EARLY_STAGES, self.tile.stages - 1):
             self.load_stage(pG, pP, s, s % 2, storage)
@@ -140,7 +146,7 @@ class Finalize:
 
     @cute.jit
     def load_h(self, pX, pNormW, pNormB, row, j0, n, g, q):
-        """LayerNorm(x) of 32 positions as A fragments ((e, half, khi), m, (step, chunk)). Rows past N repeat N - 1."""
+        """LayerNorm(x) of 32 positions as registers (8, C/32, rows); row 2m + half. Rows past N repeat N - 1."""
         tArH = cute.make_rmem_tensor((_VEC, self.C // 32, 4), BFloat16)
         for p in cutlass.range_constexpr(4):
             position = cutlass.min(j0 + 8 * p + g, n - 1)
@@ -148,15 +154,10 @@ class Finalize:
             for t in cutlass.range_constexpr(self.C // 32):
                 cute.autovec_copy(mX[None, t], tArH[None, t, p])
         tools.layer_norm(tArH, pNormW, pNormB, q, n >> 31)
-        return cute.make_tensor(
-            tArH.iterator,
-            cute.make_layout(
-                ((2, 2, 2), 2, (2, self.C // 32)), stride=((1, self.C // 4, 2), self.C // 2, (4, _VEC))
-            ),
-        )
+        return tArH
 
     @cute.jit
-    def load_t_normalised(self, sT, pNormW, pNormB, n, lane):
+    def load_t_normalised(self, sT, pNormW, pNormB, n, lane, after):
         """LayerNorm(t) of 32 positions as A fragments ((e, half, khi), m, (step, chunk))."""
         chunks = self.D // 32
         fragment = cute.make_layout(((2, 2, 2), 2, (2, chunks)), stride=((1, 2, 4), self.D // 2, (_VEC, 2 * _VEC)))
@@ -172,7 +173,7 @@ class Finalize:
                     src = sT[None, chunk, 32 * t + 16 * s + 8 * khi + row]
                     tools.load_matrices(src, tArT[None, m, (s, t)], True)
         tRows = cute.make_tensor(tArT.iterator, rows)
-        tools.layer_norm(tRows, pNormW, pNormB, lane % 4, n >> 31)
+        tools.layer_norm(tRows, pNormW, pNormB, lane % 4, n >> 31, after)
         return tArT
 
     def weight_views(self, storage: cute.Tensor, slot: Int32 | int) -> tuple[cute.Tensor, cute.Tensor]:

@@ -79,20 +79,29 @@ def row_statistics(tRow: cute.Tensor) -> tuple[Float32, Float32]:
     return mean, cute.math.rsqrt(variance + EPS, fastmath=True)
 
 
-def layer_norm(tX: cute.Tensor, pWeight: cute.Pointer, pBias: cute.Pointer, quad_lane: Int32, zero: Int32) -> None:
+def layer_norm(
+    tX: cute.Tensor,
+    pWeight: cute.Pointer,
+    pBias: cute.Pointer,
+    quad_lane: Int32,
+    zero: Int32,
+    after: cute.Tensor | None = None,
+) -> None:
     """LayerNorm of rows spread over a quad, in place, rounded once to bf16. ``tX`` is (elements, chunks, rows).
 
     Two rows at a time, and no more: left alone, ptxas computes the statistics of all rows first and
-    spills their fp32 values. ``zero`` orders the pairs (see ``order_after``); the warp barrier has the
-    parameters loaded again rather than kept in fp32.
+    spills their fp32 values. ``zero`` orders the pairs, the first one after the rows ``after`` where
+    they are given (see ``order_after``); the warp barrier has the parameters loaded again rather than
+    kept in fp32.
     """
     _, chunks, rows = tX.shape
     for first in range(0, cute.size(rows), 2):
         pair = (first, first + 1)
+        cute.arch.sync_warp()
         if first:
-            cute.arch.sync_warp()
-            for r in pair:
-                order_after(tX[None, None, r], tX[None, None, r - 2], zero)
+            order_after(tX, pair, tX, zero)
+        elif after is not None:
+            order_after(tX, pair, after, zero)
         statistics = [(r, *row_statistics(tX[None, None, r])) for r in pair]
         for t in range(chunks):
             weight, bias = (norm_chunk(pParam, quad_lane * VECTOR + t * 32) for pParam in (pWeight, pBias))
@@ -102,14 +111,18 @@ def layer_norm(tX: cute.Tensor, pWeight: cute.Pointer, pBias: cute.Pointer, quad
                 tChunk.store(h.to(BFloat16).reshape(tChunk.shape))
 
 
-def order_after(tLater: cute.Tensor, tEarlier: cute.Tensor, zero: Int32) -> None:
-    """Make every word of ``tLater`` depend on one of ``tEarlier``: later | (earlier & zero), one LOP3 a word.
+def order_after(tLater: cute.Tensor, pair: tuple[int, int], tEarlier: cute.Tensor, zero: Int32) -> None:
+    """Make every word of a pair of rows depend on the two rows done before: later | (earlier & zero), one LOP3.
 
-    ``zero`` is 0 at run time and unknown to the compiler. It is the only fence that ptxas keeps.
+    The earlier rows are those before the pair, or the last two of another tensor. ``zero`` is 0 at run
+    time and unknown to the compiler. A data dependence is the only fence that ptxas keeps.
     """
-    later, earlier = (cute.recast_tensor(tensor, Uint32) for tensor in (tLater, tEarlier))
-    for w in range(cute.size(later)):
-        later[w] = later[w] | (earlier[w] & Uint32(zero))
+    for r in pair:
+        later = cute.recast_tensor(tLater[None, None, r], Uint32)
+        before = (r - 2) % cute.size(tEarlier, mode=[2])
+        earlier = cute.recast_tensor(tEarlier[None, None, before], Uint32)
+        for w in range(cute.size(later)):
+            later[w] = later[w] | (earlier[w % cute.size(earlier)] & Uint32(zero))
 
 
 def norm_chunk(pParam: cute.Pointer, channel: Int32) -> cute.TensorSSA:

@@ -38,17 +38,9 @@ def owned(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
 
 
 def _project_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
-    x, split, batch = block
+    x, _, batch = block
     spans = _spans(cell.N, padded(cell.N) // BLOCK, x, step.spec["warps"])
-    width = 2 * cell.D // step.spec["splits"]
-    flat = range(split * width, (split + 1) * width)
-    parts = [(half, [c - half * cell.D for c in flat if c // cell.D == half]) for half in (0, 1)]
-    return [
-        ("ab", (half, batch, slice(min(channels), max(channels) + 1), row, columns))
-        for row, columns in spans
-        for half, channels in parts
-        if channels
-    ]
+    return [("ab", (half, batch, slice(0, cell.D), row, columns)) for row, columns in spans for half in (0, 1)]
 
 
 def _contract_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
@@ -59,10 +51,9 @@ def _contract_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> li
 
 
 def _finalize_regions(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
-    x, split, batch = block
+    x, _, batch = block
     spans = _spans(cell.N, -(-cell.N // BLOCK), x, step.spec["warps"])
-    width = cell.C // step.spec["splits"]
-    return [("out", (batch, row, columns, slice(split * width, (split + 1) * width))) for row, columns in spans]
+    return [("out", (batch, row, columns, slice(0, cell.C))) for row, columns in spans]
 
 
 _OWNED = {"project": _project_regions, "contract": _contract_regions, "finalize": _finalize_regions}
