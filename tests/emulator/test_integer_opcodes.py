@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ptx_lab import THREADS, apply
 
-EXAMPLES = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 _EDGES = (0, 1, 2, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
