@@ -60,7 +60,8 @@ def _numerics(evidence: Evidence, policy: Policy) -> Iterator[str]:
         yield "numerics: expected the input set 'random'; found none"
     for name, figures in evidence.numerics.items():
         yield from _over(f"{name}: error against the rounding model", figures.get("model_norm"), policy.model_norm)
-        yield from _over(f"{name}: worst row", figures.get("model_worst_row"), policy.model_worst_row)
+        row_bar = policy.worst_row_of.get(name, policy.model_worst_row)
+        yield from _over(f"{name}: worst row", figures.get("model_worst_row"), row_bar)
         if evidence.coverage == "per-launch":
             continue  # each launch starts from the model's values: there is no chained output to hold to the oracle
         bar = policy.oracle_over_model * figures.get("model_to_oracle", math.nan)

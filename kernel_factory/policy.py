@@ -9,11 +9,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The bars of one op. Ratios and relative errors, except ``stack_bytes``."""
+    """The bars of one op. Ratios and relative errors, except ``stack_bytes``.
+
+    ``worst_row_of`` overrides ``model_worst_row`` for the input sets that it names.
+    """
 
     modes: tuple[str, ...]
     model_norm: float
     model_worst_row: float
+    worst_row_of: dict[str, float]
     oracle_over_model: float
     oracle_random: float
     stack_bytes: int
