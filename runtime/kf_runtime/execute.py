@@ -11,24 +11,17 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from kf_runtime import driver
-from kf_runtime.plan import Launch, Plan
+from kf_runtime.plan import Launch, Plan, Slot
 
 SLAB_ALIGNMENT: Final = 256
-_DTYPES: Final = {
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "f32": torch.float32,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,40 +34,54 @@ class _Patch:
 
 
 class _ThreadState:
-    """One thread's images, address table and launch configs."""
+    """One thread's address table, images and launch configs. The table follows ``order``."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, functions: Sequence[Any], order: Sequence[str], tally: list[int]) -> None:
         self.stream = 0
-        self.calls = 0
-        self.table = (ctypes.c_uint64 * len(plan.buffers))()
+        self.tally = tally
+        self.table = (ctypes.c_uint64 * len(order))()
         self.patches: list[_Patch] = []
-        self.alive: list[Any] = []
-        self.launches = [(driver.launch_config(launch), self._parameters(plan, launch)) for launch in plan.launches]
+        self._alive: list[Any] = []
+        places = {name: index for index, name in enumerate(order)}
+        self.launches = [
+            (driver.launch_config(launch), function, self._parameters(launch, places))
+            for launch, function in zip(plan.launches, functions, strict=True)
+        ]
 
-    def _parameters(self, plan: Plan, launch: Launch) -> int:
+    def _parameters(self, launch: Launch, places: Mapping[str, int]) -> int:
         """The address of the launch's array of parameter pointers."""
-        order = {buffer.name: index for index, buffer in enumerate(plan.buffers)}
         pointers = (ctypes.c_void_p * max(1, len(launch.images)))()
         for index, image in enumerate(launch.images):
             slots = [slot for slot in launch.slots if slot.parameter == index]
             if len(image) == 8 and len(slots) == 1 and slots[0].addend == 0:
-                pointers[index] = ctypes.addressof(self.table) + 8 * order[slots[0].buffer]
-                continue
-            copy = ctypes.create_string_buffer(image, max(8, len(image)))
-            self.alive.append(copy)
-            pointers[index] = ctypes.addressof(copy)
-            for slot in slots:
-                cell = ctypes.c_uint64.from_buffer(copy, slot.offset)
-                self.patches.append(_Patch(cell=cell, buffer=order[slot.buffer], addend=slot.addend))
-        self.alive.append(pointers)
+                pointers[index] = ctypes.addressof(self.table) + 8 * places[slots[0].buffer]
+            else:
+                pointers[index] = self._image(image, slots, places)
+        self._alive.append(pointers)
         return ctypes.addressof(pointers)
+
+    def _image(self, image: bytes, slots: Sequence[Slot], places: Mapping[str, int]) -> int:
+        """The address of a private copy of an image, with its slots noted as patches."""
+        copy = ctypes.create_string_buffer(image, max(8, len(image)))
+        self._alive.append(copy)
+        for slot in slots:
+            cell = ctypes.c_uint64.from_buffer(copy, slot.offset)
+            self.patches.append(_Patch(cell=cell, buffer=places[slot.buffer], addend=slot.addend))
+        return ctypes.addressof(copy)
+
+    def follow(self, stream: int) -> None:
+        """Point every launch config at another stream."""
+        for config, _, _ in self.launches:
+            driver.set_stream(config, stream)
+        self.stream = stream
 
 
 class PlanExecutor:
     """Launches of one Plan on one device, in order, on a stream.
 
-    ``functions`` are the loader's, one a launch. The plan has one output buffer. ``run`` allocates
-    the output and one scratch slab from torch's allocator, so both follow the current stream.
+    ``functions`` are the loader's, one a launch. The plan has one output buffer, row-major. ``run``
+    allocates the output and one scratch slab from torch's allocator, so both follow the current
+    stream. ``inputs`` names the operands in the order in which their addresses are given.
     """
 
     def __init__(self, plan: Plan, functions: Sequence[Any], device: torch.device) -> None:
@@ -82,52 +89,53 @@ class PlanExecutor:
         self.device = device
         self.inputs = tuple(buffer.name for buffer in plan.named("input"))
         (output,) = plan.named("output")
-        self._output_dtype = _DTYPES[output.dtype]
         self._functions = tuple(functions)
         self._launch = driver.launcher()
         self._local = threading.local()
-        self._states: list[_ThreadState] = []
+        self._tallies: list[list[int]] = []
         self._lock = threading.Lock()
         self._offsets, self.scratch_bytes = _carve(plan)
         self._slab_bytes = self.scratch_bytes + SLAB_ALIGNMENT
-        self._order = _table_order(plan)
-        self._pack = struct.Struct(f"={len(plan.buffers)}Q").pack_into
+        self._order = (*self.inputs, output.name, *(buffer.name for buffer in plan.named("scratch")))
+        self._pack = struct.Struct(f"={len(self._order)}Q").pack_into
         self._stream_of = _stream_reader(device)
+        self._guarded = device.type == "cuda" and torch.cuda.device_count() > 1
 
     @property
     def calls(self) -> int:
-        """How many times ``run`` has launched the plan, over all threads."""
+        """How many times the plan was launched, over all threads."""
         with self._lock:
-            return sum(state.calls for state in self._states)
+            return sum(tally[0] for tally in self._tallies)
 
-    def run(self, addresses: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """Launch on the current stream of the device. ``addresses`` follow ``inputs``; ``shape`` is the output's.
+    def run(self, addresses: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Launch on the current stream of the device; the new output has the shape and dtype of ``like``.
 
-        The caller has compared every operand's metadata with the plan's. Raises DriverError.
+        ``addresses`` follow ``inputs``. The caller has compared every operand's metadata with the
+        plan's. Raises DriverError.
         """
-        out = torch.empty(shape, dtype=self._output_dtype, device=self.device)
+        if self._guarded and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._run(addresses, like)
+        return self._run(addresses, like)
+
+    def _run(self, addresses: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
         slab = torch.empty(self._slab_bytes, dtype=torch.uint8, device=self.device)
         base = (slab.data_ptr() + SLAB_ALIGNMENT - 1) & -SLAB_ALIGNMENT
-        self.launch((*addresses, out.data_ptr(), *[base + offset for offset in self._offsets]), self._stream_of())
+        self.launch([*addresses, out.data_ptr(), *[base + offset for offset in self._offsets]], self._stream_of())
         return out
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Launch with every address given: inputs, the output, then scratch, each in table order."""
-        state: _ThreadState | None = getattr(self._local, "state", None)
-        if state is None:
-            state = self._new_state()
+        state: _ThreadState = getattr(self._local, "state", None) or self._new_state()
         if state.stream != stream:
-            for config, _ in state.launches:
-                driver.set_stream(config, stream)
-            state.stream = stream
-        if self._order is not None:
-            addresses = [addresses[index] for index in self._order]
+            state.follow(stream)
         self._pack(state.table, 0, *addresses)
         for patch in state.patches:
             patch.cell.value = addresses[patch.buffer] + patch.addend
-        state.calls += 1
+        state.tally[0] += 1
         launch = self._launch
-        for function, (config, parameters) in zip(self._functions, state.launches, strict=True):
+        for config, function, parameters in state.launches:
             result = launch(config, function, parameters, 0)[0]
             if result:
                 self._recover(result, config, function, parameters)
@@ -140,9 +148,10 @@ class PlanExecutor:
         driver.check("cuLaunchKernelEx", result)
 
     def _new_state(self) -> _ThreadState:
-        state = _ThreadState(self.plan)
+        tally = [0]
         with self._lock:
-            self._states.append(state)
+            self._tallies.append(tally)
+        state: _ThreadState = _ThreadState(self.plan, self._functions, self._order, tally)
         self._local.state = state
         return state
 
@@ -157,19 +166,12 @@ def _carve(plan: Plan) -> tuple[tuple[int, ...], int]:
     return tuple(offsets), end
 
 
-def _table_order(plan: Plan) -> tuple[int, ...] | None:
-    """For each buffer of the table its place in (inputs, output, scratch); None where that is the table's own order."""
-    names = [buffer.name for role in ("input", "output", "scratch") for buffer in plan.named(role)]
-    order = tuple(names.index(buffer.name) for buffer in plan.buffers)
-    return None if order == tuple(range(len(order))) else order
-
-
-def _stream_reader(device: torch.device) -> Any:
+def _stream_reader(device: torch.device) -> Callable[[], int]:
     """A function for the handle of the device's current stream; host tensors have stream 0."""
     if device.type != "cuda":
-        return lambda: 0
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return int
     index = device.index or 0
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if raw is None:
-        return lambda: torch.cuda.current_stream(device).cuda_stream
-    return lambda: raw(index)
+        return lambda: int(torch.cuda.current_stream(device).cuda_stream)
+    return partial(raw, index)

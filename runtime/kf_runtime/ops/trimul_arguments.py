@@ -220,5 +220,5 @@ def lecun_truncated_normal(shape: tuple[int, ...], *, dtype: torch.dtype, device
     std = shape[1] ** -0.5 / TRUNCATED_NORMAL_STD
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     uniform = torch.rand(shape, dtype=wide, device=device)
-    weight = torch.erfinv((2 * uniform - 1) * TWO_SIGMA) * (std * 2**0.5)
+    weight: Tensor = torch.erfinv((2 * uniform - 1) * TWO_SIGMA) * (std * 2**0.5)
     return weight.to(dtype)

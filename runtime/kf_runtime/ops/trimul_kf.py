@@ -22,29 +22,14 @@ from kf_runtime import dispatch
 from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
-from kf_runtime.execute import PlanExecutor
+from kf_runtime.ops import trimul_hot
 from kf_runtime.ops.trimul_arguments import Arguments, check
+from kf_runtime.ops.trimul_hot import BIASES, EPS, PLAIN, WEIGHTS
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
 from kf_runtime.system import System
 
 OP: Final = "triangle_multiplicative_update"
-EPS: Final = 1e-5
-_PLAIN: Final = (Tensor, torch.nn.Parameter)
-_WEIGHTS: Final = (
-    "norm_in_weight",
-    "norm_in_bias",
-    "p_in_weight",
-    "g_in_weight",
-    "norm_out_weight",
-    "norm_out_bias",
-    "p_out_weight",
-    "g_out_weight",
-)
-_BIASES: Final = ("p_in_bias", "g_in_bias", "p_out_bias", "g_out_bias")
-#: Reasons that hold for every call of a signature, whatever its operands' strides and addresses.
-_LASTING: Final = ("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt", "driver_unavailable",
-                   "driver_too_old", "driver_error", "cpu", "device")  # fmt: skip
 
 
 def _declined(code: str, text: str, *, binding: bool = False) -> Generic:
@@ -74,12 +59,10 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
     resolved = current.resolve(call.x.device, lambda system: describe(call, system))
     if isinstance(resolved, Generic):
         return resolved
-    return _run(as_bf16(call), resolved).to(call.x.dtype)
-
-
-def _run(call: Arguments, executor: PlanExecutor) -> Tensor:
-    addresses = [getattr(call, name).data_ptr() for name in executor.inputs]
-    return executor.run(addresses, call.x.shape)
+    cast = as_bf16(call)
+    trimul_hot.remember(cast, resolved)
+    addresses = [getattr(cast, name).data_ptr() for name in resolved.inputs]
+    return resolved.run(addresses, cast.x).to(call.x.dtype)
 
 
 def explain(*args: Any, **kwargs: Any) -> Route:
@@ -109,12 +92,7 @@ def quick(call: Arguments, mode: Mode) -> Generic | None:
 
 def traced(tensors: list[Tensor]) -> bool:
     """Whether the call runs under a tracer, a functorch transform or a dispatch mode, or on tensor subclasses."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or not all(type(tensor) in _PLAIN for tensor in tensors)
-    )
+    return trimul_hot.traced() or not PLAIN.issuperset(map(type, tensors))
 
 
 def _dtype(call: Arguments) -> Generic | None:
@@ -176,17 +154,17 @@ def cell_of(call: Arguments, sm: str) -> Cell | None:
 
 def _options(call: Arguments) -> Reason | None:
     """Why a call of a fine shape is still outside every cell."""
-    missing = [name for name in _WEIGHTS if getattr(call, name) is None]
+    missing = [name for name in WEIGHTS if getattr(call, name) is None]
     if missing:
         return Reason(code="weights", text=f"{', '.join(missing)}: expected a tensor; found None", binding=True)
-    given = [name for name in _BIASES if getattr(call, name) is not None]
-    if len(given) not in (0, len(_BIASES)):
+    given = [name for name in BIASES if getattr(call, name) is not None]
+    if len(given) not in (0, len(BIASES)):
         text = f"projection biases: expected all or none; found only {', '.join(given)}"
         return Reason(code="biases", text=text, binding=True)
     if call.eps != EPS:
         return Reason(code="eps", text=f"eps: expected {EPS}; found {call.eps}", binding=True)
     kind = call.x.device.type
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != torch.bfloat16:
+    if trimul_hot.other_autocast(kind):
         text = f"autocast: expected torch.bfloat16 or none; found {torch.get_autocast_dtype(kind)}"
         return Reason(code="autocast", text=text, binding=True)
     return None

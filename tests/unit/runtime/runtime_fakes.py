@@ -18,7 +18,8 @@ from kf_runtime.manifest import CubinRecord, KernelFacts, Manifest, Proof
 from kf_runtime.ops import trimul_arguments
 from kf_runtime.plan import Buffer, Launch, Plan, Slot
 
-IMAGE = b"\x7fELF not really a cubin"
+#: An empty ELF: 64 bytes of header that say so.
+IMAGE = b"\x7fELF" + bytes(28) + (64).to_bytes(8, "little") + bytes(24)
 SHA = hashlib.sha256(IMAGE).hexdigest()
 EMULATED = "KF Emulated sm_90a"
 
