@@ -105,10 +105,14 @@ class SharedRaces:
         cells = self._cells(flat, nbytes)
         self._order(threads, cta, warp, local, cells, line, "write", whole_warp)
         self._after_reads(threads, cta, warp, cells, line, whole_warp)
+        mark = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
+        self.last[cells] = mark
+        other = (self.last[cells] ^ mark) & _THREAD > 31          # another warp wrote here by the same instruction
+        if other.any():
+            self.line[cells] = line
+            self._report("race-write-after-write", threads, cells, other, line, self.line)
         if in_flight:
             self.last[cells] = (1 << _CLOCK) | (32 * self.W)
-        else:
-            self.last[cells] = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
         self.line[cells] = line
 
     def landed(self, threads, flat, nbytes, line) -> None:  # noqa: ANN001

@@ -16,7 +16,8 @@ def kernel_text(body: str, params: tuple[str, ...] = (), threads: int = THREADS,
     return (
         f"{HEAD}{shared}\n.visible .entry k({plist})\n.reqntid {threads}, 1, 1\n{{\n"
         ".reg .pred %p<16>; .reg .b16 %h<32>; .reg .b32 %r<64>; .reg .b64 %d<32>; .reg .b128 %q<4>;\n"
-        f"{body}\nret;\n}}\n"
+        + body.replace(";", ";\n")  # a statement a line, so that findings and counts name one
+        + "\nret;\n}\n"
     )
 
 

@@ -21,6 +21,7 @@ _SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_cta
                       r"cluster_nctarank|clock|clock64|globaltimer|dynamic_smem_size|total_smem_size|is_explicit_cluster)$")
 _IDENT = r"[%$A-Za-z_][\w$]*"
 _LABEL = re.compile(rf"({_IDENT})\s*:(?!:)")
+_DEBUG = re.compile(r"\.(loc|file)\b")
 _SPACE = re.compile(r"\s+")
 _INT = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _VARIABLE = re.compile(rf"(?:\.align\s+(\d+)\s*)?\.(\w+)\s+({_IDENT})\s*(?:\[(\d*)\])?$")
@@ -178,7 +179,7 @@ class _BodyParser:
             elif label := _LABEL.match(text, self.pos):
                 self._place(label[1])
                 self.pos = label.end()
-            elif text.startswith((".loc", ".file"), self.pos):
+            elif _DEBUG.match(text, self.pos):
                 self.pos = text.index("\n", self.pos)
             else:
                 self._statement()
