@@ -41,7 +41,9 @@ def operation(ins: Instruction) -> Op:
     """The table's entry of an instruction; PtxError for an opcode that nobody registered."""
     _, op = find(ins.opcode, ins.modifiers)
     if op is None:
-        raise PtxError(ins.line, ins.text, f"opcode {ins.opcode} is not emulated; add an emitter under emulator/ops with a test")
+        raise PtxError(
+            ins.line, ins.text, f"opcode {ins.opcode} is not emulated; add an emitter under emulator/ops with a test"
+        )
     return op
 
 
@@ -57,7 +59,7 @@ def definitions_and_uses(ins: Instruction) -> tuple[list[int], list[int]]:
     """Registers written and registers read; a guarded write also reads, since the old value may stay."""
     writes = operation(ins).writes
     defined = registers_of(ins.operands[0]) if writes and ins.operands else []
-    used = [n for operand in ins.operands[1 if writes else 0:] for n in registers_of(operand)]
+    used = [n for operand in ins.operands[1 if writes else 0 :] for n in registers_of(operand)]
     if ins.guard:
         used += [ins.guard.number, *defined]
     return defined, used
@@ -92,7 +94,7 @@ def build(kernel: KernelText) -> list[Block]:
             close(ins, op)
         else:
             current.instructions.append(ins)
-    close()                                   # the end of the text is a return: an empty last block
+    close()  # the end of the text is a return: an empty last block
     for block in blocks:
         if block.terminator is not None and block.terminator.opcode == "bra":
             block.target = at[block.terminator.operands[0].name]

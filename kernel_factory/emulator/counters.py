@@ -32,10 +32,16 @@ class Counters:
 
     def to_json(self) -> dict:
         """A plain dict of JSON types."""
-        return {"kernel": self.kernel, "memory": self.memory, "shared": self.shared,
-                "lines": {str(k): v for k, v in self.lines.items()}, "mma": self.mma,
-                "cp_async_bytes": self.cp_async_bytes, "barriers": self.barriers,
-                "thread_instructions": self.thread_instructions}
+        return {
+            "kernel": self.kernel,
+            "memory": self.memory,
+            "shared": self.shared,
+            "lines": {str(k): v for k, v in self.lines.items()},
+            "mma": self.mma,
+            "cp_async_bytes": self.cp_async_bytes,
+            "barriers": self.barriers,
+            "thread_instructions": self.thread_instructions,
+        }
 
     @classmethod
     def from_json(cls, data: dict) -> Counters:
@@ -56,23 +62,23 @@ class Counting:
         self.patterns: dict[tuple, tuple[int, int]] = {}
 
     # -- called by the machine --------------------------------------------------------------------------------------
-    def block(self, M: object, block: object, I: object, n: int) -> None:  # noqa: E741
+    def block(self, M: object, block: object, sel: object, n: int) -> None:
         self.blocks[block.number] += n
-        if isinstance(I, np.ndarray):
-            self.warps[block.number] += np.count_nonzero(np.diff(I >> 5)) + 1
+        if isinstance(sel, np.ndarray):
+            self.warps[block.number] += np.count_nonzero(np.diff(sel >> 5)) + 1
         else:
             self.warps[block.number] += n >> 5
 
-    def memory(self, M, I, chosen, lanes, at, nbytes, buffer, direction, line, n) -> None:  # noqa: ANN001, E741
+    def memory(self, M, sel, chosen, lanes, at, nbytes, buffer, direction, line, n) -> None:
         """One global access: positions ``at`` in elements of ``nbytes``."""
-        sector = at >> (6 - nbytes.bit_length())                # buffers start at whole sectors
+        sector = at >> (6 - nbytes.bit_length())  # buffers start at whole sectors
         threads = n if chosen is None else chosen.shape[0]
         if lanes is not None:
             threads = lanes.shape[0]
         entry = self.global_lines.setdefault((line, direction, buffer.name), [0, 0, 0])
         entry[1] += threads * nbytes
-        whole = not isinstance(I, np.ndarray) and chosen is None and lanes is None
-        entry[0] += self._sectors(M, I, chosen, lanes, sector, threads, whole)
+        whole = not isinstance(sel, np.ndarray) and chosen is None and lanes is None
+        entry[0] += self._sectors(M, sel, chosen, lanes, sector, threads, whole)
         entry[2] += threads
         if buffer.name != "host":
             key = (buffer.name, direction)
@@ -80,7 +86,7 @@ class Counting:
                 self.touched[key] = np.zeros((buffer.size >> 5) + 1, bool)
             self.touched[key][sector] = True
 
-    def _sectors(self, M, I, chosen, lanes, sector, threads, whole) -> int:  # noqa: ANN001, E741
+    def _sectors(self, M, sel, chosen, lanes, sector, threads, whole) -> int:
         """Distinct sectors of each warp, summed."""
         if whole:
             if sector.shape[0] == 1:
@@ -90,7 +96,7 @@ class Counting:
             if steps.min() < 0:
                 steps = np.diff(np.sort(rows, axis=1), axis=1)
             return int(np.count_nonzero(steps)) + rows.shape[0]
-        ids = M.threads if I is None else M.threads[I]
+        ids = M.threads if sel is None else M.threads[sel]
         ids = ids if chosen is None else ids[chosen]
         ids = ids if lanes is None else ids[lanes]
         if ids.size == 0:
@@ -100,18 +106,18 @@ class Counting:
             key = np.sort(key)
         return int(np.count_nonzero(np.diff(key))) + 1
 
-    def shared(self, M, I, chosen, flat, nbytes, line, kind) -> None:  # noqa: ANN001, E741
+    def shared(self, M, sel, chosen, flat, nbytes, line, kind) -> None:
         """One shared access; ``flat`` are byte positions in the batch's shared memory."""
         if flat.shape[0] == 0:
             return
         entry = self.shared_lines.setdefault((line, kind), [0, 0, 0])
         entry[2] += flat.shape[0] * nbytes
-        scattered = isinstance(I, np.ndarray)
+        scattered = isinstance(sel, np.ndarray)
         if kind in ("ldmatrix", "stmatrix"):
-            lanes = I.shape[0] if scattered else M.T if I is None else I.stop - I.start
+            lanes = sel.shape[0] if scattered else M.T if sel is None else sel.stop - sel.start
             rows = flat.reshape(lanes >> 5, -1)
         elif scattered or chosen is not None:
-            self._irregular(M, I, chosen, flat, nbytes, entry)
+            self._irregular(M, sel, chosen, flat, nbytes, entry)
             return
         else:
             rows = flat.reshape(-1, 32)
@@ -120,7 +126,7 @@ class Counting:
         entry[1] += ideal
 
     def _pattern(self, rows: np.ndarray, nbytes: int, M: object | None) -> tuple[int, int]:
-        """Wavefronts and ideal of whole warps. Most often every CTA does the same: count the first, remember, multiply."""
+        """Wavefronts and ideal of whole warps. Most often all CTAs do the same: one is counted."""
         repeat = 1
         if M is not None and M.cta_count > 1:
             stack = rows.reshape(-1, M.cta_count, rows.shape[1]) - M.cta_starts
@@ -137,9 +143,9 @@ class Counting:
                 self.patterns[key] = known
         return known[0] * repeat, known[1] * repeat
 
-    def _irregular(self, M, I, chosen, flat, nbytes, entry) -> None:  # noqa: ANN001, E741
+    def _irregular(self, M, sel, chosen, flat, nbytes, entry) -> None:
         """Accesses of some lanes of each warp."""
-        ids = M.threads if I is None else M.threads[I]
+        ids = M.threads if sel is None else M.threads[sel]
         ids = ids if chosen is None else ids[chosen]
         warps, row = np.unique(ids >> 5, return_inverse=True)
         table = np.full((warps.shape[0], 32), -1, np.int64)

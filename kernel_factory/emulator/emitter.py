@@ -16,12 +16,44 @@ from .ptx.parser import BYTES
 from .ptx.records import Address, Immediate, Instruction, KernelText, Register, Special, Symbol, Vector
 from .registry import find
 
-NUMPY = {"b8": "u8", "u8": "u8", "s8": "i8", "b16": "u16", "u16": "u16", "s16": "i16", "b32": "u32", "u32": "u32",
-         "s32": "i32", "f32": "f32", "b64": "u64", "u64": "u64", "s64": "i64", "f64": "f64", "f16": "f16",
-         "bf16": "u16", "bf16x2": "u32", "f16x2": "u32", "f32x2": "u64", "b128": "c16", "pred": "bool"}
-DTYPES = {"u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64, "i8": np.int8, "i16": np.int16,
-          "i32": np.int32, "i64": np.int64, "f16": np.float16, "f32": np.float32, "f64": np.float64,
-          "c16": np.complex128, "bool": np.bool_}
+NUMPY = {
+    "b8": "u8",
+    "u8": "u8",
+    "s8": "i8",
+    "b16": "u16",
+    "u16": "u16",
+    "s16": "i16",
+    "b32": "u32",
+    "u32": "u32",
+    "s32": "i32",
+    "f32": "f32",
+    "b64": "u64",
+    "u64": "u64",
+    "s64": "i64",
+    "f64": "f64",
+    "f16": "f16",
+    "bf16": "u16",
+    "bf16x2": "u32",
+    "f16x2": "u32",
+    "f32x2": "u64",
+    "b128": "c16",
+    "pred": "bool",
+}
+DTYPES = {
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "c16": np.complex128,
+    "bool": np.bool_,
+}
 UNKNOWN_SPECIALS = ("clock", "clock64", "globaltimer")
 _ALIAS = re.compile(r"v\d+(\.view\(\w+\))*$")
 
@@ -62,18 +94,27 @@ class Modifiers:
         """Remove and return the last modifier, which must be a PTX type (one of ``allowed``, if given)."""
         kind = self.left.pop() if self.left else ""
         if kind not in NUMPY or (allowed and kind not in allowed):
-            raise PtxError(self.ins.line, self.ins.text, f"type .{kind} is not supported here "
-                           f"(expected {', '.join(allowed) or 'a PTX type'}); add it to the emitter with a test")
+            raise PtxError(
+                self.ins.line,
+                self.ins.text,
+                f"type .{kind} is not supported here "
+                f"(expected {', '.join(allowed) or 'a PTX type'}); add it to the emitter with a test",
+            )
         return kind
 
     def ignore(self, *prefixes: str) -> None:
         """Drop hints that change no value (caching, scopes)."""
-        self.left = [m for m in self.left if not any(m == p or (p.endswith("::") and m.startswith(p)) for p in prefixes)]
+        self.left = [
+            m for m in self.left if not any(m == p or (p.endswith("::") and m.startswith(p)) for p in prefixes)
+        ]
 
     def done(self) -> None:
         if self.left:
-            raise PtxError(self.ins.line, self.ins.text,
-                           f"modifier .{self.left[0]} is not emulated; add it to the emitter of {self.ins.opcode} with a test")
+            raise PtxError(
+                self.ins.line,
+                self.ins.text,
+                f"modifier .{self.left[0]} is not emulated; add it to the emitter of {self.ins.opcode} with a test",
+            )
 
 
 class Emitter:
@@ -117,8 +158,10 @@ class Emitter:
             return self._immediate(operand, dtype)
         if isinstance(operand, Special):
             if operand.name in UNKNOWN_SPECIALS:
-                raise self.fail(f"special register %{operand.name} is not emulated: there is no clock or memory of other SMs here")
-            return f"special(M, I, {operand.name!r}, {dtype})"
+                raise self.fail(
+                    f"special register %{operand.name} is not emulated: there is no clock or memory of other SMs here"
+                )
+            return f"special(M, sel, {operand.name!r}, {dtype})"
         if isinstance(operand, Symbol):
             return self._symbol(operand, dtype)
         raise self.fail(f"operand {operand} cannot be read as {dtype}")
@@ -175,8 +218,8 @@ class Emitter:
         base, offset = self.address(operand)
         dtype = "u64" if isinstance(base, Register) and storage(base.type) == "u64" else "u32"
         if isinstance(base, Register):
-            return self.common("shared", (base,), f"shared_base(M, I, {self.value(base, dtype)})"), offset
-        return self.common(f"shared {base}", (), f"shared_base(M, I, {self.value(base, dtype)})"), offset
+            return self.common("shared", (base,), f"shared_base(M, sel, {self.value(base, dtype)})"), offset
+        return self.common(f"shared {base}", (), f"shared_base(M, sel, {self.value(base, dtype)})"), offset
 
     def global_address(self, operand: object) -> tuple[str, int]:
         base, offset = self.address(operand)
@@ -189,8 +232,10 @@ class Emitter:
         self.ins, self.pending = ins, []
         name, op = find(ins.opcode, ins.modifiers)
         if op is None:
-            raise self.fail(f"opcode {ins.opcode} is not emulated; add an emitter for it under emulator/ops with a test")
-        mods = Modifiers(ins, ins.modifiers[name.count("."):])
+            raise self.fail(
+                f"opcode {ins.opcode} is not emulated; add an emitter for it under emulator/ops with a test"
+            )
+        mods = Modifiers(ins, ins.modifiers[name.count(".") :])
         op.emit(self, ins, mods)
         mods.done()
         self._commit()
@@ -199,9 +244,11 @@ class Emitter:
         targets, sources = [], []
         for register, expression in self.pending:
             if _ALIAS.match(expression) and register.number in self.live_out:
-                expression += ".copy()"      # two registers must not share memory: masked writes are in place
+                expression += ".copy()"  # two registers must not share memory: masked writes are in place
             if self.ins.guard:
-                expression = f"np.where({self.guard()}, {expression}, {self._register(register, storage(register.type))})"
+                expression = (
+                    f"np.where({self.guard()}, {expression}, {self._register(register, storage(register.type))})"
+                )
             targets.append(f"v{register.number}")
             sources.append(expression)
         if targets:
@@ -230,7 +277,9 @@ class Emitter:
         if size_of(dtype) == size_of(have):
             return f"{name}.view({dtype})"
         if size_of(dtype) > size_of(have):
-            raise self.fail(f"register {register.name} of type .{register.type} is narrower than the {dtype} read from it")
+            raise self.fail(
+                f"register {register.name} of type .{register.type} is narrower than the {dtype} read from it"
+            )
         bits = f"u{8 * size_of(dtype)}"
         return f"{name}.astype({bits})" + (f".view({dtype})" if dtype != bits else "")
 

@@ -36,8 +36,10 @@ class Finding:
     def __str__(self) -> str:
         other = f", against line {self.other_line}" if self.other_line else ""
         times = f" ({self.count} times)" if self.count > 1 else ""
-        return (f"{self.kind}: kernel {self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}, "
-                f"PTX line {self.line}{other}{times}: {self.text}\n    {self.message}\n    next: {self.cure}")
+        return (
+            f"{self.kind}: kernel {self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}, "
+            f"PTX line {self.line}{other}{times}: {self.text}\n    {self.message}\n    next: {self.cure}"
+        )
 
 
 class Fault(Exception):

@@ -1,6 +1,6 @@
 """How generated code sees a subset of threads.
 
-``I`` is None (all threads of the batch), a slice (one warp slot of every CTA), or an index array (a divergent
+``sel`` is None (all threads of the batch), a slice (one warp slot of every CTA), or an index array (a divergent
 subset, whole warps in thread order where a collective runs). Arrays of one element stand for all threads.
 """
 
@@ -12,17 +12,17 @@ from .registry import runtime
 
 
 @runtime
-def read_lanes(a: np.ndarray, I: object) -> np.ndarray:  # noqa: E741 - I is the field's word in generated code
-    return a if a.shape[0] == 1 else a[I]
+def read_lanes(a: np.ndarray, sel: object) -> np.ndarray:
+    return a if a.shape[0] == 1 else a[sel]
 
 
 @runtime
-def write_lanes(M: object, number: int, I: object, value: np.ndarray) -> None:  # noqa: E741
+def write_lanes(M: object, number: int, sel: object, value: np.ndarray) -> None:
     """Write a register of some threads; a value shared by all is first spread out."""
     a = M.R[number]
     if a.shape[0] == 1:
         a = M.R[number] = np.full(M.T, a[0])
-    a[I] = value
+    a[sel] = value
 
 
 @runtime
@@ -39,12 +39,12 @@ def settle(mask: np.ndarray | None) -> np.ndarray | None:
     return np.flatnonzero(mask) if mask.shape[0] > 1 else np.zeros(0, np.int64)
 
 
-def threads_of(M: object, I: object, chosen: np.ndarray | None) -> np.ndarray:  # noqa: E741
-    ids = M.threads if I is None else M.threads[I]
+def threads_of(M: object, sel: object, chosen: np.ndarray | None) -> np.ndarray:
+    ids = M.threads if sel is None else M.threads[sel]
     return ids if chosen is None else ids[chosen]
 
 
 @runtime
-def special(M: object, I: object, name: str, dtype: type) -> np.ndarray:  # noqa: E741
-    a = M.specials[name] if I is None else read_lanes(M.specials[name], I)
+def special(M: object, sel: object, name: str, dtype: type) -> np.ndarray:
+    a = M.specials[name] if sel is None else read_lanes(M.specials[name], sel)
     return a if a.dtype == dtype else a.astype(dtype)

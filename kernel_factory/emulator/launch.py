@@ -46,11 +46,14 @@ class LaunchConfig:
         want = [p.size for p in kernel.params]
         have = [len(p) for p in self.params]
         if want != have:
-            raise LaunchError(f"kernel {kernel.name} takes parameters of {want} bytes, the launch gives {have}; pack them as the kernel declares")
+            raise LaunchError(
+                f"kernel {kernel.name} takes parameters of {want} bytes, the launch gives {have}; "
+                "pack them as the kernel declares"
+            )
         end = max((p.offset + p.size for p in kernel.params), default=0)
         out = bytearray(end)
-        for param, data in zip(kernel.params, self.params):
-            out[param.offset:param.offset + param.size] = data
+        for param, data in zip(kernel.params, self.params, strict=True):
+            out[param.offset : param.offset + param.size] = data
         return bytes(out)
 
     def check(self, kernel: Kernel) -> None:
@@ -60,10 +63,15 @@ class LaunchConfig:
         if self.threads % 32 or self.threads > 1024:
             raise LaunchError(f"block of {self.threads} threads; the emulator takes multiples of 32 up to 1024")
         if kernel.required_threads and tuple(kernel.required_threads) != tuple(self.block):
-            raise LaunchError(f"kernel {kernel.name} requires blocks of {kernel.required_threads} threads, the launch has {self.block}")
+            raise LaunchError(
+                f"kernel {kernel.name} requires blocks of {kernel.required_threads} threads, "
+                f"the launch has {self.block}"
+            )
         total = kernel.static_shared + self.dynamic_shared
         if self.shared_limit is not None and total > self.shared_limit:
-            raise LaunchError(f"{total} bytes of shared memory, the limit is {self.shared_limit}; use fewer stages or smaller tiles")
+            raise LaunchError(
+                f"{total} bytes of shared memory, the limit is {self.shared_limit}; use fewer stages or smaller tiles"
+            )
         self.packed_params(kernel.program.kernel)
 
 
@@ -83,8 +91,15 @@ class Result:
         return not self.findings
 
 
-def run(kernel: Kernel, config: LaunchConfig, memory: Memory | HostMemory, mode: str = "lockstep", seed: int = 0,
-        ctas: Sequence[int] | None = None, counters: bool = True) -> Result:
+def run(
+    kernel: Kernel,
+    config: LaunchConfig,
+    memory: Memory | HostMemory,
+    mode: str = "lockstep",
+    seed: int = 0,
+    ctas: Sequence[int] | None = None,
+    counters: bool = True,
+) -> Result:
     """Run a launch (or only the CTAs with linear numbers ``ctas``) and report findings and counts.
 
     lockstep: all threads together. warp-serial: each warp as far as it can go, in an order drawn from ``seed``.
@@ -101,7 +116,9 @@ def run(kernel: Kernel, config: LaunchConfig, memory: Memory | HostMemory, mode:
 
 
 class _Run:
-    def __init__(self, kernel: Kernel, config: LaunchConfig, memory: object, mode: str, seed: int, counters: bool) -> None:
+    def __init__(
+        self, kernel: Kernel, config: LaunchConfig, memory: object, mode: str, seed: int, counters: bool
+    ) -> None:
         self.kernel, self.config, self.memory, self.mode = kernel, config, memory, mode
         self.rng = np.random.default_rng([seed, MODES.index(mode)])
         self.count = Counting(kernel) if counters else None
@@ -113,19 +130,43 @@ class _Run:
         started = time.perf_counter()
         size = max(1, BATCH_THREADS[self.mode] // self.config.threads)
         for at in range(0, len(chosen), size):
-            if not self._batch(chosen[at:at + size]):
+            if not self._batch(chosen[at : at + size]):
                 break
         for name in self.memory.broken_red_zones():
-            self.findings.append(Finding(kind="red-zone", kernel=self.kernel.name, cta=-1, warp=-1, lane=-1, line=0, text="",
-                                         message=f"the red zone of buffer {name!r} was overwritten",
-                                         cure="an emulator fault: bounds checks let a write through; report it"))
+            self.findings.append(
+                Finding(
+                    kind="red-zone",
+                    kernel=self.kernel.name,
+                    cta=-1,
+                    warp=-1,
+                    lane=-1,
+                    line=0,
+                    text="",
+                    message=f"the red zone of buffer {name!r} was overwritten",
+                    cure="an emulator fault: bounds checks let a write through; report it",
+                )
+            )
         counters = self.count.result() if self.count else Counters.empty(self.kernel.name)
-        return Result(findings=tuple(self.findings), counters=counters, thread_instructions=self.executed,
-                      seconds=time.perf_counter() - started, mode=self.mode, ctas=len(chosen))
+        return Result(
+            findings=tuple(self.findings),
+            counters=counters,
+            thread_instructions=self.executed,
+            seconds=time.perf_counter() - started,
+            mode=self.mode,
+            ctas=len(chosen),
+        )
 
     def _batch(self, ctas: Sequence[int]) -> bool:
         program = self.kernel.program
-        machine = Machine(program, self.config, self.memory, ctas, warp_groups=self.mode == "warp-serial", rng=self.rng, count=self.count)
+        machine = Machine(
+            program,
+            self.config,
+            self.memory,
+            ctas,
+            warp_groups=self.mode == "warp-serial",
+            rng=self.rng,
+            count=self.count,
+        )
         if self.mode == "race":
             machine.race, machine.global_race = SharedRaces(machine), self.global_races
             self.global_races.machine = machine
@@ -135,7 +176,7 @@ class _Run:
             machine.run()
         except Fault as found:
             fault = found
-        self.executed += int(sum(n * b.size for n, b in zip(machine.executed.tolist(), program.blocks)))
+        self.executed += int(sum(n * b.size for n, b in zip(machine.executed.tolist(), program.blocks, strict=True)))
         if machine.race:
             reports = [*machine.race.reports(fault is None), *self.global_races.take()]
             reports += machine.unset.reports() if machine.unset else []
@@ -146,7 +187,16 @@ class _Run:
 
     def _finding(self, machine: Machine, fault: Fault, count: int) -> Finding:
         thread = min(fault.thread, machine.T - 1)
-        return Finding(kind=fault.kind, kernel=self.kernel.name, cta=int(machine.ctas[machine.cta[thread]]),
-                       warp=int(machine.warp[thread]), lane=thread & 31, line=fault.line,
-                       text=self.kernel.program.instruction_at(fault.line), other_line=fault.other_line,
-                       message=fault.message, cure=fault.cure, count=count)
+        return Finding(
+            kind=fault.kind,
+            kernel=self.kernel.name,
+            cta=int(machine.ctas[machine.cta[thread]]),
+            warp=int(machine.warp[thread]),
+            lane=thread & 31,
+            line=fault.line,
+            text=self.kernel.program.instruction_at(fault.line),
+            other_line=fault.other_line,
+            message=fault.message,
+            cure=fault.cure,
+            count=count,
+        )

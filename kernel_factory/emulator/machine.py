@@ -32,7 +32,7 @@ class Group:
 class Machine:
     """State of one batch; generated code reads its attributes."""
 
-    def __init__(self, program, config, memory, ctas, *, warp_groups: bool, rng, count=None) -> None:  # noqa: ANN001
+    def __init__(self, program, config, memory, ctas, *, warp_groups: bool, rng, count=None) -> None:
         self.program, self.config, self.memory, self.rng = program, config, memory, rng
         self.ctas = np.asarray(ctas, np.int64)
         self.cta_threads = config.threads
@@ -43,7 +43,10 @@ class Machine:
         self.warp = (self.threads >> 5) // self.cta_count
         self.specials = self._specials()
         self.param_bytes = config.packed_params(program.kernel)
-        self.R = [np.array([_POISON.get(t, ~t(0) if t in (np.uint16, np.uint32, np.uint64) else t(0))], t) for t in program.types]
+        self.R = [
+            np.array([_POISON.get(t, ~t(0) if t in (np.uint16, np.uint32, np.uint64) else t(0))], t)
+            for t in program.types
+        ]
         self._shared()
         self.local_bytes = program.layout.local_bytes
         self.local_stride = -(-self.local_bytes // 32) * 32
@@ -56,7 +59,11 @@ class Machine:
         self.barrier_count = np.zeros(T, np.int32)
         self.barrier_line = np.zeros(T, np.int32)
         width = 32 * self.cta_count
-        self.parts = [Group(slice(w * width, (w + 1) * width), width) for w in range(self.warps)] if warp_groups else [Group(None, T)]
+        self.parts = (
+            [Group(slice(w * width, (w + 1) * width), width) for w in range(self.warps)]
+            if warp_groups
+            else [Group(None, T)]
+        )
         self.race = self.global_race = self.unset = None
         self.count = count
         self.executed = np.zeros(len(program.blocks), np.int64)
@@ -68,13 +75,27 @@ class Machine:
         inside = (self.warp * 32).astype(np.uint32) + lane
         cta = self.ctas[self.cta].astype(np.uint32) if self.cta_count > 1 else self.ctas.astype(np.uint32)
         one = lambda x: np.array([x], np.uint32)  # noqa: E731
-        out = {"tid.x": inside % block[0], "tid.y": inside // block[0] % block[1], "tid.z": inside // (block[0] * block[1]),
-               "ctaid.x": cta % grid[0], "ctaid.y": cta // grid[0] % grid[1], "ctaid.z": cta // (grid[0] * grid[1]),
-               "laneid": lane, "warpid": self.warp.astype(np.uint32), "nwarpid": one(self.warps), "smid": one(0), "nsmid": one(1),
-               "gridid": one(1), "cluster_ctarank": one(0), "cluster_nctarank": one(1), "is_explicit_cluster": one(0),
-               "lanemask_eq": np.uint32(1) << lane, "lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
-               "dynamic_smem_size": one(self.config.dynamic_shared),
-               "total_smem_size": one(self.config.dynamic_shared + self.program.layout.static_shared)}
+        out = {
+            "tid.x": inside % block[0],
+            "tid.y": inside // block[0] % block[1],
+            "tid.z": inside // (block[0] * block[1]),
+            "ctaid.x": cta % grid[0],
+            "ctaid.y": cta // grid[0] % grid[1],
+            "ctaid.z": cta // (grid[0] * grid[1]),
+            "laneid": lane,
+            "warpid": self.warp.astype(np.uint32),
+            "nwarpid": one(self.warps),
+            "smid": one(0),
+            "nsmid": one(1),
+            "gridid": one(1),
+            "cluster_ctarank": one(0),
+            "cluster_nctarank": one(1),
+            "is_explicit_cluster": one(0),
+            "lanemask_eq": np.uint32(1) << lane,
+            "lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
+            "dynamic_smem_size": one(self.config.dynamic_shared),
+            "total_smem_size": one(self.config.dynamic_shared + self.program.layout.static_shared),
+        }
         out["lanemask_le"] = out["lanemask_lt"] | out["lanemask_eq"]
         out["lanemask_ge"], out["lanemask_gt"] = ~out["lanemask_lt"], ~out["lanemask_le"]
         for i, axis in enumerate("xyz"):
@@ -95,33 +116,35 @@ class Machine:
         self.cta_shared = self.cta * self.shared_stride - self.shared_origin
 
     # -- where threads go ---------------------------------------------------------------------------------------
-    def go(self, group: Group, I: object, number: int) -> None:  # noqa: E741
+    def go(self, group: Group, sel: object, number: int) -> None:
         """All of the threads at hand go to one block."""
         if group.pc is not None:
             group.pc = number
         else:
-            self.pc[I] = number
+            self.pc[sel] = number
 
-    def part(self, group: Group, I: object, numbers: np.ndarray) -> None:  # noqa: E741
+    def part(self, group: Group, sel: object, numbers: np.ndarray) -> None:
         """Each thread goes to its own block."""
         self._dissolve(group)
-        self.pc[group.span if I is None else I] = numbers
+        self.pc[group.span if sel is None else sel] = numbers
 
-    def finish(self, group: Group, I: object) -> None:  # noqa: E741
+    def finish(self, group: Group, sel: object) -> None:
         """Threads leave the kernel."""
         self._dissolve(group)
-        self.state[group.span if I is None else I] = DONE
+        self.state[group.span if sel is None else sel] = DONE
 
-    def wait_at_barrier(self, group: Group, I: object, block: Block, number: np.ndarray, count: np.ndarray | None) -> None:  # noqa: E741
+    def wait_at_barrier(
+        self, group: Group, sel: object, block: Block, number: np.ndarray, count: np.ndarray | None
+    ) -> None:
         self._dissolve(group)
-        lanes = group.span if I is None else I
+        lanes = group.span if sel is None else sel
         self.state[lanes] = BARRIER
         self.pc[lanes] = block.number + 1
         self.barrier_number[lanes] = number
         self.barrier_count[lanes] = 0 if count is None else count
         self.barrier_line[lanes] = block.terminator.line
         if count is not None and (count != self.cta_threads).any():
-            self.release()              # partial barriers are let go at once, so that a producer can run ahead
+            self.release()  # partial barriers are let go at once, so that a producer can run ahead
 
     def _dissolve(self, group: Group) -> None:
         if group.pc is not None:
@@ -182,23 +205,27 @@ class Machine:
         self.state[lanes] = RUN
         return lanes
 
-    def _execute(self, group: Group, block: Block, I: object, n: int) -> None:  # noqa: E741
+    def _execute(self, group: Group, block: Block, sel: object, n: int) -> None:
         self.steps += 1
         self.executed[block.number] += n
         if self.steps > MAX_BLOCKS:
-            raise Fault("runaway", block.lines[0].line if block.lines else 0, f"more than {MAX_BLOCKS} blocks executed",
-                        "a loop of the kernel does not end")
+            raise Fault(
+                "runaway",
+                block.lines[0].line if block.lines else 0,
+                f"more than {MAX_BLOCKS} blocks executed",
+                "a loop of the kernel does not end",
+            )
         if self.unset is not None:
-            self.unset.check(block, I)
+            self.unset.check(block, sel)
         if self.count:
-            self.count.block(self, block, I, n)
-        value = (block.full if I is None else block.masked)(self, I, n)
+            self.count.block(self, block, sel, n)
+        value = (block.full if sel is None else block.masked)(self, sel, n)
         if block.terminator_op is not None:
-            block.terminator_op.resolve(self, group, block, I, n, value)
+            block.terminator_op.resolve(self, group, block, sel, n, value)
         elif block.number + 1 == len(self.program.blocks):
-            self.finish(group, I)
+            self.finish(group, sel)
         else:
-            self.go(group, I, block.number + 1)
+            self.go(group, sel, block.number + 1)
 
     def release(self) -> bool:
         """Let go of every barrier that has all its threads; True if any did."""
@@ -230,16 +257,28 @@ class Machine:
             for s, what in ((BARRIER, "wait at barrier"), (MEET, "wait for their warp"), (DONE, "have left")):
                 at = ids[state == s]
                 if at.size and s == BARRIER:
-                    for number, count, line in sorted({(int(self.barrier_number[i]), int(self.barrier_count[i]), int(self.barrier_line[i])) for i in at}):
+                    for number, count, line in sorted(
+                        {
+                            (int(self.barrier_number[i]), int(self.barrier_count[i]), int(self.barrier_line[i]))
+                            for i in at
+                        }
+                    ):
                         need = count or "all"
-                        who.append(f"warp {warp}: {at.size} threads {what} {number} (needs {need} threads) at line {line}")
+                        who.append(
+                            f"warp {warp}: {at.size} threads {what} {number} (needs {need} threads) at line {line}"
+                        )
                 elif at.size:
                     where = f" at line {self._line_of(int(at[0]))}" if s == MEET else ""
                     who.append(f"warp {warp}: {at.size} threads {what}{where}")
         first = int(stuck[0])
         line = int(self.barrier_line[first]) if self.state[first] == BARRIER else self._line_of(first)
-        raise Fault("deadlock", line, "no thread can go on. " + "; ".join(who),
-                    "make every thread of the barrier's count reach it, and keep warps together at collectives", first)
+        raise Fault(
+            "deadlock",
+            line,
+            "no thread can go on. " + "; ".join(who),
+            "make every thread of the barrier's count reach it, and keep warps together at collectives",
+            first,
+        )
 
     def _line_of(self, thread: int) -> int:
         lines = self.program.blocks[int(self.pc[thread])].lines

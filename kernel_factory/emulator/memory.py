@@ -10,14 +10,22 @@ import numpy as np
 
 RED_ZONE = 256
 _PATTERN = 0xA5
-_WORDS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64),
-          16: np.dtype(np.complex128), 32: np.dtype("V32")}
+_WORDS = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype(np.complex128),
+    32: np.dtype("V32"),
+}
 
 
 class Buffer:
     """A contiguous range of device memory and the NumPy bytes behind it."""
 
-    def __init__(self, name: str, address: int, data: np.ndarray, writable: bool, whole: np.ndarray | None = None) -> None:
+    def __init__(
+        self, name: str, address: int, data: np.ndarray, writable: bool, whole: np.ndarray | None = None
+    ) -> None:
         self.name, self.address, self.data, self.writable, self.whole = name, address, data, writable, whole
         self._views: dict[int, np.ndarray] = {}
 
@@ -28,7 +36,7 @@ class Buffer:
     def view(self, nbytes: int) -> np.ndarray:
         """The bytes as elements of ``nbytes`` (a rest at the end is left out; no aligned access reaches it)."""
         if nbytes not in self._views:
-            self._views[nbytes] = self.data[:self.size // nbytes * nbytes].view(_WORDS[nbytes])
+            self._views[nbytes] = self.data[: self.size // nbytes * nbytes].view(_WORDS[nbytes])
         return self._views[nbytes]
 
 
@@ -77,8 +85,8 @@ class Memory:
         # The array itself starts 64-byte aligned inside, so that wide views are aligned for NumPy.
         whole = np.full(nbytes + 2 * RED_ZONE + 64, _PATTERN, np.uint8)
         skip = -(whole.ctypes.data + RED_ZONE) % 64
-        whole = whole[skip:skip + nbytes + 2 * RED_ZONE]
-        data = whole[RED_ZONE:RED_ZONE + nbytes]
+        whole = whole[skip : skip + nbytes + 2 * RED_ZONE]
+        data = whole[RED_ZONE : RED_ZONE + nbytes]
         data[:] = 0xFF if raw is None else raw
         address = self._next
         self._next = -(-(address + nbytes + 2 * RED_ZONE) // 512) * 512 + 256
@@ -116,7 +124,11 @@ class Memory:
         return f"address {address:#x}, at offset {address - near.address} of buffer {near.name!r} ({near.size} bytes)"
 
     def broken_red_zones(self) -> list[str]:
-        return [b.name for b in self._buffers if (b.whole[:RED_ZONE] != _PATTERN).any() or (b.whole[RED_ZONE + b.size:] != _PATTERN).any()]
+        return [
+            b.name
+            for b in self._buffers
+            if (b.whole[:RED_ZONE] != _PATTERN).any() or (b.whole[RED_ZONE + b.size :] != _PATTERN).any()
+        ]
 
 
 class _HostRange:

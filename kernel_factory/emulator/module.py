@@ -49,9 +49,16 @@ def load(ptx_text: str) -> Module:
         kernels = {}
         for name, kernel in text.kernels.items():
             program = Program(kernel)
-            kernels[name] = Kernel(name=name, params=kernel.params, static_shared=program.layout.static_shared,
-                                   required_threads=kernel.required_threads, program=program)
+            kernels[name] = Kernel(
+                name=name,
+                params=kernel.params,
+                static_shared=program.layout.static_shared,
+                required_threads=kernel.required_threads,
+                program=program,
+            )
         _cache[digest] = Module(target=text.target, version=text.version, kernels=kernels, digest=digest)
     found = _cache[digest]
     target, version = (re.search(rf"^\s*\.{word}\s+([\w.]+)", ptx_text, re.M) for word in ("target", "version"))
-    return Module(target=target[1] if target else "", version=version[1] if version else "", kernels=found.kernels, digest=digest)
+    return Module(
+        target=target[1] if target else "", version=version[1] if version else "", kernels=found.kernels, digest=digest
+    )

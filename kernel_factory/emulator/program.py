@@ -88,25 +88,25 @@ class Program:
             return "None"
         e.ins, e.pending = ins, []
         name, op = find(ins.opcode, ins.modifiers)
-        mods = Modifiers(ins, ins.modifiers[name.count("."):])
+        mods = Modifiers(ins, ins.modifiers[name.count(".") :])
         value = op.emit(e, ins, mods)
         mods.done()
         return value
 
     def _function(self, e: Emitter, block: Block, kept: list[int], value: str, masked: bool) -> list[str]:
-        out = [f"def b{block.number}_{'masked' if masked else 'full'}(M, I, n):", " R = M.R"]
+        out = [f"def b{block.number}_{'masked' if masked else 'full'}(M, sel, n):", " R = M.R"]
         for n in block.used:
-            out.append(f" v{n} = read_lanes(R[{n}], I)" if masked else f" v{n} = R[{n}]")
+            out.append(f" v{n} = read_lanes(R[{n}], sel)" if masked else f" v{n} = R[{n}]")
         out += [" " + line for line in e.body]
         out.append(f" result = {value}")
         for n in kept:
-            out.append(f" write_lanes(M, {n}, I, v{n})" if masked else f" R[{n}] = v{n}")
+            out.append(f" write_lanes(M, {n}, sel, v{n})" if masked else f" R[{n}] = v{n}")
         return [*out, " return result", ""]
 
     def _compile(self) -> None:
         space = {"np": np, **DTYPES, **RUNTIME, **vars(numerics)}
         space.update(self.constants.values())
-        exec(compile(self.source, f"<ptx {self.kernel.name}>", "exec"), space)  # noqa: S102 - our own generated code
+        exec(compile(self.source, f"<ptx {self.kernel.name}>", "exec"), space)
         for block in self.blocks:
             block.full, block.masked = space[f"b{block.number}_full"], space[f"b{block.number}_masked"]
 

@@ -28,9 +28,9 @@ _CURES = {
     "global-read-write-race": "split the launch: CTAs of one launch have no order",
     "uninitialised-register": "write the register on every path before reading it",
 }
-_CLOCK = 12                       # bits below the clock hold the thread
+_CLOCK = 12  # bits below the clock hold the thread
 _THREAD = (1 << _CLOCK) - 1
-_MANY = 32                        # "lane" of a read by more than one lane
+_MANY = 32  # "lane" of a read by more than one lane
 
 
 def cell_bytes(program: object) -> int:
@@ -58,7 +58,7 @@ class SharedRaces:
         self._tick_all()
         self.last = np.full(n, (1 << _CLOCK) | (32 * (W + 1)), np.int32)
         self.line = np.zeros(n, np.int32)
-        self.reads = np.zeros((n, W), np.int32)            # clock << 6 | lane
+        self.reads = np.zeros((n, W), np.int32)  # clock << 6 | lane
         self.read_line = np.zeros(n, np.int32)
         self.found: dict[tuple, list] = {}
 
@@ -77,7 +77,7 @@ class SharedRaces:
         cta, warp = self.M.cta[threads], self.M.warp[threads]
         return cta, warp, (warp << 5) | (threads & 31)
 
-    def read(self, threads, flat, nbytes, line, whole_warp=False) -> None:  # noqa: ANN001
+    def read(self, threads, flat, nbytes, line, whole_warp=False) -> None:
         if threads.size == 0:
             return
         cta, warp, local = self._who(threads)
@@ -98,7 +98,7 @@ class SharedRaces:
                 flat_reads[at[mixed]] = (np.broadcast_to((own << 6)[:, None], at.shape)[mixed]) | _MANY
         self.read_line[cells] = line
 
-    def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False) -> None:  # noqa: ANN001
+    def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False) -> None:
         if threads.size == 0:
             return
         cta, warp, local = self._who(threads)
@@ -107,7 +107,7 @@ class SharedRaces:
         self._after_reads(threads, cta, warp, cells, line, whole_warp)
         mark = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
         self.last[cells] = mark
-        other = (self.last[cells] ^ mark) & _THREAD > 31          # another warp wrote here by the same instruction
+        other = (self.last[cells] ^ mark) & _THREAD > 31  # another warp wrote here by the same instruction
         if other.any():
             self.line[cells] = line
             self._report("race-write-after-write", threads, cells, other, line, self.line)
@@ -115,12 +115,12 @@ class SharedRaces:
             self.last[cells] = (1 << _CLOCK) | (32 * self.W)
         self.line[cells] = line
 
-    def landed(self, threads, flat, nbytes, line) -> None:  # noqa: ANN001
+    def landed(self, threads, flat, nbytes, line) -> None:
         """A waited-for copy is a write by its thread, now."""
         cta, warp, local = self._who(threads)
         self.last[self._cells(flat, nbytes)] = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
 
-    def _order(self, threads, cta, warp, local, cells, line, what, whole_warp):  # noqa: ANN001, ANN202
+    def _order(self, threads, cta, warp, local, cells, line, what, whole_warp):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
         last = self.last[cells]
         owner = last & _THREAD
@@ -129,7 +129,7 @@ class SharedRaces:
         seen = self.vc.reshape(-1)[row + (owner >> 5)]
         unordered = clock > seen
         if what == "write":
-            unordered &= owner < 32 * (self.W + 1)              # a first write is no conflict
+            unordered &= owner < 32 * (self.W + 1)  # a first write is no conflict
         if unordered.any():
             self._report_order(threads, cells, owner, unordered, line, what)
         if what == "read":
@@ -139,7 +139,7 @@ class SharedRaces:
             if lanes.any():
                 self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
 
-    def _report_order(self, threads, cells, owner, bad, line, what):  # noqa: ANN001, ANN202
+    def _report_order(self, threads, cells, owner, bad, line, what):
         flying, never = owner == 32 * self.W, owner == 32 * (self.W + 1)
         if (bad & flying).any():
             self._report("async-in-flight", threads, cells, bad & flying, line, self.line)
@@ -149,12 +149,12 @@ class SharedRaces:
         if rest.any():
             self._report(f"race-{what}-after-write", threads, cells, rest, line, self.line)
 
-    def _after_reads(self, threads, cta, warp, cells, line, whole_warp):  # noqa: ANN001, ANN202
+    def _after_reads(self, threads, cta, warp, cells, line, whole_warp):
         """Every read of a cell by another warp, or another lane of this one, must be known to the writer."""
-        reads = self.reads[cells]                                   # (accesses, cells, warps)
+        reads = self.reads[cells]  # (accesses, cells, warps)
         if not reads.any():
             return
-        clocks = self.vc[cta, warp, :self.W]
+        clocks = self.vc[cta, warp, : self.W]
         late = (reads >> 6) > clocks[:, None, :]
         own = np.arange(self.W) == warp[:, None]
         late &= ~own[:, None, :]
@@ -168,7 +168,7 @@ class SharedRaces:
         if lanes.any():
             self._report("warp-race-write-after-read", threads, cells, lanes, line, self.read_line)
 
-    def _report(self, kind, threads, cells, bad, line, other):  # noqa: ANN001, ANN202
+    def _report(self, kind, threads, cells, bad, line, other):
         access = np.nonzero(bad)[0]
         others = np.zeros(access.shape, np.int32) if other is None else other[cells[bad]]
         for against in np.unique(others):
@@ -179,7 +179,7 @@ class SharedRaces:
     # -- order ----------------------------------------------------------------------------------------------------
     def cta_barrier(self) -> None:
         """All warps of all CTAs meet."""
-        self.vc[:, :, :self.W] = self.vc[:, :, :self.W].max(axis=1, keepdims=True)
+        self.vc[:, :, : self.W] = self.vc[:, :, : self.W].max(axis=1, keepdims=True)
         self._tick_all()
 
     def barrier(self, threads: np.ndarray, keys: np.ndarray) -> None:
@@ -188,7 +188,7 @@ class SharedRaces:
             ids = threads[keys == key]
             cta = int(self.M.cta[ids[0]])
             warps = np.unique(self.M.warp[ids])
-            self.vc[cta, warps, :self.W] = self.vc[cta, warps, :self.W].max(axis=0)
+            self.vc[cta, warps, : self.W] = self.vc[cta, warps, : self.W].max(axis=0)
             self.vc[cta, warps, warps] += 1
 
     def warp_barrier(self, threads: np.ndarray) -> None:
@@ -203,8 +203,10 @@ class SharedRaces:
                 if copy.threads.size:
                     entry = self.found.setdefault(("async-not-waited", copy.line, 0), [int(copy.threads[0]), 0])
                     entry[1] += copy.threads.size
-        return [(Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
-                for (kind, line, other), (thread, count) in self.found.items()]
+        return [
+            (Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
+            for (kind, line, other), (thread, count) in self.found.items()
+        ]
 
 
 def _message(kind: str, other: int) -> str:
@@ -249,13 +251,15 @@ class GlobalRaces:
         count = max(1, nbytes // self.G)
         return at[:, None] * count + np.arange(count)
 
-    def _ctas(self, threads: np.ndarray, lanes: np.ndarray | None, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _ctas(
+        self, threads: np.ndarray, lanes: np.ndarray | None, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         threads = threads if lanes is None else threads[lanes]
         if at.shape[0] != threads.shape[0]:
             at = np.full(threads.shape[0], at[0])
         return threads, self.machine.ctas[self.machine.cta[threads]] + 1, at
 
-    def read(self, threads, lanes, at, nbytes, buffer, line) -> None:  # noqa: ANN001
+    def read(self, threads, lanes, at, nbytes, buffer, line) -> None:
         if not buffer.writable or buffer.name == "host":
             return
         threads, cta, at = self._ctas(threads, lanes, at)
@@ -266,7 +270,7 @@ class GlobalRaces:
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
 
-    def write(self, threads, lanes, at, nbytes, buffer, line, data) -> None:  # noqa: ANN001
+    def write(self, threads, lanes, at, nbytes, buffer, line, data) -> None:
         if buffer.name == "host":
             return
         threads, cta, at = self._ctas(threads, lanes, at)
@@ -283,7 +287,7 @@ class GlobalRaces:
         self._report("global-read-write-race", threads, cells, (seen != 0) & (seen != cta[:, None]), line, lines)
         writer[cells] = cta[:, None]
         lines[cells] = line
-        first = writer[cells] != cta[:, None]                    # two CTAs of one batch wrote the same bytes just now
+        first = writer[cells] != cta[:, None]  # two CTAs of one batch wrote the same bytes just now
         if first.any():
             rows = first.any(axis=1)
             unlike = self._batch_differs(at, data, rows)
@@ -301,7 +305,7 @@ class GlobalRaces:
         raw = data.view(np.uint8).reshape(-1, width)
         return (raw[last] != raw[np.flatnonzero(rows)]).any(axis=1)
 
-    def _report(self, kind, threads, cells, bad, line, lines) -> None:  # noqa: ANN001
+    def _report(self, kind, threads, cells, bad, line, lines) -> None:
         if not bad.any():
             return
         access = np.flatnonzero(bad.any(axis=1))
@@ -310,8 +314,10 @@ class GlobalRaces:
         entry[1] += access.shape[0]
 
     def take(self) -> list[tuple[Fault, int]]:
-        out = [(Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
-               for (kind, line, other), (thread, count) in self.found.items()]
+        out = [
+            (Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
+            for (kind, line, other), (thread, count) in self.found.items()
+        ]
         self.found = {}
         return out
 
@@ -342,8 +348,8 @@ class UnsetRegisters:
             written.update(defined)
         return out
 
-    def check(self, block: object, I: object) -> None:  # noqa: E741
-        lanes = slice(None) if I is None else I
+    def check(self, block: object, sel: object) -> None:
+        lanes = slice(None) if sel is None else sel
         for n, line in self.reads[block.number].items():
             bad = self.unset[n][lanes]
             if bad.any() and n not in self.found:
@@ -355,5 +361,16 @@ class UnsetRegisters:
 
     def reports(self) -> list[tuple[Fault, int]]:
         """One report for each register."""
-        return [(Fault("uninitialised-register", line, f"register {name} is read before anything wrote it",
-                       _CURES["uninitialised-register"], thread), 1) for line, name, thread in self.found.values()]
+        return [
+            (
+                Fault(
+                    "uninitialised-register",
+                    line,
+                    f"register {name} is read before anything wrote it",
+                    _CURES["uninitialised-register"],
+                    thread,
+                ),
+                1,
+            )
+            for line, name, thread in self.found.values()
+        ]

@@ -32,19 +32,23 @@ def emits(*names: str, writes: bool = True, collective: int = 0, group: bool = F
 
     With ``group`` it is ``f(e, run)`` and takes a whole run of consecutive instructions of that opcode.
     """
+
     def register(function: Callable) -> Callable:
         for name in names:
             OPS[name] = Op(emit=function, writes=writes, collective=collective, group=group)
         return function
+
     return register
 
 
 def terminates(*names: str, resolve: Callable, collective: int = 0) -> Callable:
-    """Register a block-ending opcode: the emitter returns an expression, ``resolve(machine, ...)`` acts on its value."""
+    """Register a block-ending opcode: the emitter returns an expression, ``resolve`` acts on its value."""
+
     def register(function: Callable) -> Callable:
         for name in names:
             OPS[name] = Op(emit=function, writes=False, resolve=resolve, collective=collective)
         return function
+
     return register
 
 

@@ -38,7 +38,9 @@ def test_sectors_follow_from_the_stride(stride, kind, regs, per_warp, unique, mo
     result, _ = launch(global_load(stride, kind, regs), {"src": np.zeros(64 * 64, np.uint8)}, mode=mode)
     size = {"b32": 4, "v2.b32": 8, "v4.b32": 16}[kind]
     assert result.ok
-    assert result.counters.memory["src"] == {"read": {"sectors": 2 * per_warp, "unique": unique, "bytes": THREADS * size}}
+    assert result.counters.memory["src"] == {
+        "read": {"sectors": 2 * per_warp, "unique": unique, "bytes": THREADS * size}
+    }
     (line,) = result.counters.lines.values()
     assert line["global"] == {"src.read": {"sectors": 2 * per_warp, "bytes": THREADS * size}}
     assert line["thread_instructions"] == THREADS
@@ -47,7 +49,8 @@ def test_sectors_follow_from_the_stride(stride, kind, regs, per_warp, unique, mo
 @pytest.mark.parametrize("order", ["%r0", "%r2"])
 def test_sectors_do_not_depend_on_lane_order_or_guards(order):
     """A permuted coalesced access costs the same; a guard leaves only the sectors of the lanes that are on."""
-    at = f"mov.u32 %r0, %tid.x; xor.b32 %r2, %r0, 21; ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, {order}, 4; add.s64 %d0, %d0, %d1;"
+    at = "mov.u32 %r0, %tid.x; xor.b32 %r2, %r0, 21; ld.param.u64 %d0, [dst];"
+    at += f"mul.wide.u32 %d1, {order}, 4; add.s64 %d0, %d0, %d1;"
     result, _ = launch(at + "st.global.b32 [%d0], %r0;", {"dst": 256})
     assert result.counters.memory["dst"]["write"] == {"sectors": 8, "unique": 8, "bytes": 256}
     guarded = at + f"setp.lt.u32 %p1, {order}, 12; @%p1 st.global.b32 [%d0], %r0;"
@@ -57,7 +60,9 @@ def test_sectors_do_not_depend_on_lane_order_or_guards(order):
 
 
 def shared_access(stride: int, kind: str, regs: str) -> str:
-    return f"mov.u32 %r0, %tid.x; mov.u32 %r9, smem; mad.lo.s32 %r9, %r0, {stride}, %r9; st.shared.{kind} [%r9], {regs};"
+    return (
+        f"mov.u32 %r0, %tid.x; mov.u32 %r9, smem; mad.lo.s32 %r9, %r0, {stride}, %r9; st.shared.{kind} [%r9], {regs};"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,7 @@ def shared_access(stride: int, kind: str, regs: str) -> str:
     ],
 )
 def test_wavefronts_follow_from_the_bank_model(stride, kind, regs, wavefronts, ideal):
-    """Conflict-free patterns take the ideal number of wavefronts, conflicted ones one for each distinct word in a bank."""
+    """Conflict-free patterns take the ideal number of wavefronts, conflicted ones one a distinct word in a bank."""
     for mode, grid in (("lockstep", 3), ("warp-serial", 1)):
         body = "mov.b16 %h1, 3;" + shared_access(stride, kind, regs)
         result, _ = launch(body, {}, shared=SMEM, dynamic=64 * 144, mode=mode, grid=grid)
@@ -101,8 +106,10 @@ def test_counts_are_equal_in_every_mode_and_survive_json():
     """A kernel with a loop, a guard, barriers and divergence counts the same in all modes; JSON is lossless."""
     body = (
         "mov.u32 %r0, %tid.x; mov.u32 %r1, smem; mad.lo.s32 %r2, %r0, 12, %r1; mov.b32 %r3, 0; ld.param.u64 %d0, [dst];"
-        "and.b32 %r4, %r0, 3; LOOP: st.shared.b32 [%r2], %r3; bar.sync 0; add.s32 %r3, %r3, 1; setp.lt.s32 %p1, %r3, 3; @%p1 bra LOOP;"
-        "setp.eq.b32 %p2, %r4, 0; @%p2 bra END; mul.wide.u32 %d1, %r0, 20; add.s64 %d0, %d0, %d1; st.global.b32 [%d0], %r3;"
+        "and.b32 %r4, %r0, 3; LOOP: st.shared.b32 [%r2], %r3; bar.sync 0;"
+        "add.s32 %r3, %r3, 1; setp.lt.s32 %p1, %r3, 3; @%p1 bra LOOP;"
+        "setp.eq.b32 %p2, %r4, 0; @%p2 bra END; mul.wide.u32 %d1, %r0, 20;"
+        "add.s64 %d0, %d0, %d1; st.global.b32 [%d0], %r3;"
         "ld.shared.b32 %r5, [%r2]; END:"
     )
     counts = []

@@ -15,13 +15,30 @@ from rounding import nearest, value
 
 EXAMPLES = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 NAN32 = 0x7FC00000
-_SPECIAL32 = (0, 0x80000000, 0x7F800000, 0xFF800000, NAN32, 1, 0x80000001, 0x007FFFFF, 0x3F800000, 0xBF800000, 0x7F7FFFFF)
-_SPECIAL = {"bf16": (0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 1, 0x3F80, 0x7F7F), "f16": (0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 1, 0x3C00, 0x7BFF)}
+_SPECIAL32 = (
+    0,
+    0x80000000,
+    0x7F800000,
+    0xFF800000,
+    NAN32,
+    1,
+    0x80000001,
+    0x007FFFFF,
+    0x3F800000,
+    0xBF800000,
+    0x7F7FFFFF,
+)
+_SPECIAL = {
+    "bf16": (0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 1, 0x3F80, 0x7F7F),
+    "f16": (0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 1, 0x3C00, 0x7BFF),
+}
 
 
 def floats32(special: bool = True) -> st.SearchStrategy[np.ndarray]:
     """f32 bit patterns: ordinary magnitudes, any magnitude, and (optionally) special values."""
-    ordinary = st.builds(lambda sign, e, m: sign << 31 | e << 23 | m, st.integers(0, 1), st.integers(110, 140), st.integers(0, 2**23 - 1))
+    ordinary = st.builds(
+        lambda sign, e, m: sign << 31 | e << 23 | m, st.integers(0, 1), st.integers(110, 140), st.integers(0, 2**23 - 1)
+    )
     kinds = [ordinary, st.sampled_from(_SPECIAL32), st.integers(0, 2**32 - 1)] if special else [ordinary]
     return hnp.arrays(np.uint32, THREADS, elements=st.one_of(*kinds), fill=st.nothing())
 
@@ -222,17 +239,24 @@ def test_approximate_functions_are_close_to_the_true_value(opcode, a):
 def test_special_cases_of_approximations_and_division():
     """ex2(-inf) is 0, rcp(±0) is ±inf, results below 2**-126 flush, and division follows IEEE."""
     a = np.resize(np.array([-np.inf, np.inf, 0.0, -0.0, np.nan, -140.0, 4.0, 1e-42], np.float32), THREADS)
-    body = "ex2.approx.ftz.f32 %e, %a; rcp.approx.ftz.f32 %r, %a; div.rn.f32 %d, 0f40000000, %a; div.full.f32 %g, %a, 0f40000000;"
+    body = "ex2.approx.ftz.f32 %e, %a; rcp.approx.ftz.f32 %r, %a; div.rn.f32 %d, 0f40000000, %a;"
+    body += "div.full.f32 %g, %a, 0f40000000;"
     got = apply(body, {"a": a}, dict.fromkeys(("e", "r", "d", "g"), np.float32))
     nan = np.nan
     assert np.array_equal(got["e"][:8], np.array([0, np.inf, 1, 1, nan, 0, 16, 1], np.float32), equal_nan=True)
-    assert np.array_equal(got["r"][:8], np.array([0, 0, np.inf, -np.inf, nan, np.float32(1) / np.float32(-140), 0.25, np.inf], np.float32), equal_nan=True)
+    assert np.array_equal(
+        got["r"][:8],
+        np.array([0, 0, np.inf, -np.inf, nan, np.float32(1) / np.float32(-140), 0.25, np.inf], np.float32),
+        equal_nan=True,
+    )
     with np.errstate(all="ignore"):
         assert np.array_equal(got["d"], np.float32(2) / a, equal_nan=True)
         assert np.array_equal(got["g"], a / np.float32(2), equal_nan=True)
 
 
-@pytest.mark.parametrize("compare", ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"])
+@pytest.mark.parametrize(
+    "compare", ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
+)
 @EXAMPLES
 @given(a=floats32(), b=floats32())
 def test_setp_of_floats_orders_nan_as_named(compare, a, b):
@@ -240,7 +264,8 @@ def test_setp_of_floats_orders_nan_as_named(compare, a, b):
     a[::4] = b[::4]
     got = apply(f"setp.{compare}.f32 %o, %a, %b;", {"a": a, "b": b}, {"o": bool})["o"]
     base = {"eq": lambda x, y: x == y, "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
-            "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y, "nu": lambda x, y: True, "na": lambda x, y: False}[compare[:2]]  # fmt: skip
+            "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y,
+            "nu": lambda x, y: True, "na": lambda x, y: False}[compare[:2]]  # fmt: skip
     for i in range(THREADS):
         x, y = value(int(a[i]), "f32"), value(int(b[i]), "f32")
         has_nan = any(isinstance(v, float) and math.isnan(v) for v in (x, y))

@@ -109,7 +109,9 @@ def test_a_guarded_off_access_may_point_anywhere():
 def test_misaligned_vectors_are_findings(space):
     """A 16-byte access at a multiple of 8 stops the run, though each word lies inside."""
     body = (AT + SHARED_AT).format(size=4) + (
-        "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%d0];" if space == "global" else "st.shared.v4.b32 [%r9+8], {%r0, %r0, %r0, %r0};"
+        "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%d0];"
+        if space == "global"
+        else "st.shared.v4.b32 [%r9+8], {%r0, %r0, %r0, %r0};"
     )
     result, _ = launch(body, {"src": np.zeros(4 * THREADS, np.uint32), "dst": 4}, shared=SMEM, dynamic=2048)
     assert kinds(result) == {"misaligned"}
@@ -149,7 +151,10 @@ def test_poison_is_nan_and_shared_memory_starts_poisoned_at_a_seeded_base():
     memory = Memory()
     memory.poison("out", 64)
     assert np.isnan(memory.read("out", np.float32, (16,))).all()
-    body = AT.format(size=4) + "mov.u32 %r1, smem; st.global.b32 [%d1], %r1; ld.shared.b32 %r2, [%r1]; st.global.b32 [%d0], %r2;"
+    body = (
+        AT.format(size=4)
+        + "mov.u32 %r1, smem; st.global.b32 [%d1], %r1; ld.shared.b32 %r2, [%r1]; st.global.b32 [%d0], %r2;"
+    )
     bases = set()
     for seed in range(4):
         result, memory = launch(body, {"src": THREADS * 4, "dst": THREADS * 4}, shared=SMEM, dynamic=64, seed=seed)
@@ -197,7 +202,8 @@ def test_launches_that_no_device_takes_are_refused():
     good = {"grid": (2, 1, 1), "block": (THREADS, 1, 1), "params": (bytes(8),)}
     run(kernel, LaunchConfig(**good), Memory())
     for change, text in (
-        ({"block": (32, 1, 1)}, "requires blocks"), ({"params": ()}, "takes parameters"), ({"params": (bytes(4),)}, "takes parameters"),
+        ({"block": (32, 1, 1)}, "requires blocks"), ({"params": ()}, "takes parameters"),
+        ({"params": (bytes(4),)}, "takes parameters"),
         ({"dynamic_shared": 300000}, "the limit is 232448"), ({"grid": (0, 1, 1)}, "positive"),
     ):  # fmt: skip
         with pytest.raises(LaunchError, match=text):
@@ -211,16 +217,23 @@ def test_launches_that_no_device_takes_are_refused():
 def test_struct_parameters_and_sampled_ctas():
     """By-value structs keep their layout; ``ctas`` runs only the named CTAs."""
     text = HEAD + (
-        ".visible .entry k(.param .align 8 .b8 s[24], .param .u32 x)\n.reqntid 32, 1, 1\n{\n.reg .b32 %r<9>; .reg .b64 %d<9>;\n"
+        ".visible .entry k(.param .align 8 .b8 s[24], .param .u32 x)\n.reqntid 32, 1, 1\n{\n"
+        ".reg .b32 %r<9>; .reg .b64 %d<9>;\n"
         "ld.param.b64 %d0, [s]; ld.param.v2.b32 {%r1, %r2}, [s+8]; ld.param.b64 %d3, [s+16]; ld.param.u32 %r3, [x];"
-        "cvt.u32.u64 %r4, %d3; add.s32 %r1, %r1, %r2; add.s32 %r1, %r1, %r3; add.s32 %r1, %r1, %r4; mov.u32 %r5, %ctaid.y;"
+        "cvt.u32.u64 %r4, %d3; add.s32 %r1, %r1, %r2; add.s32 %r1, %r1, %r3; add.s32 %r1, %r1, %r4;"
+        "mov.u32 %r5, %ctaid.y;"
         "mul.wide.u32 %d1, %r5, 4; add.s64 %d0, %d0, %d1; st.global.b32 [%d0], %r1; ret;\n}\n"
     )
     kernel = load(text).kernels["k"]
     assert [(p.size, p.align, p.offset) for p in kernel.params] == [(24, 8, 0), (4, 4, 24)]
     memory = Memory()
     address = memory.add("out", np.zeros(4, np.uint32))
-    struct = address.to_bytes(8, "little") + (1).to_bytes(4, "little") + (10).to_bytes(4, "little") + (100).to_bytes(8, "little")
+    struct = (
+        address.to_bytes(8, "little")
+        + (1).to_bytes(4, "little")
+        + (10).to_bytes(4, "little")
+        + (100).to_bytes(8, "little")
+    )
     config = LaunchConfig(grid=(1, 4, 1), block=(32, 1, 1), params=(struct, (1000).to_bytes(4, "little")))
     result = run(kernel, config, memory, ctas=[1, 3])
     assert result.ok and result.ctas == 2

@@ -16,7 +16,10 @@ from kernel_factory.emulator.ptx import Register, parse
         ("tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [%d0];", "opcode tex is not emulated"),
         ("add.rz.f32 %r1, %r2, %r3;", "modifier .rz is not emulated"),
         ("ld.global.acquire.b32 %r1, [%d0];", "modifier .acquire is not emulated"),
-        ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4};", "type .s32"),
+        (
+            "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r1,%r2}, {%r1}, {%r2}, {%r1,%r2};",
+            "type .s32",
+        ),
         ("add.s32 %r1, %r2, %nothing;", "no declared register"),
         ("add.s32 %r1, %r2, %r99;", "no declared register"),
         ("bra NOWHERE;", "label NOWHERE"),
@@ -93,5 +96,9 @@ def test_kernel_facts_are_exported():
         ".reqntid 128, 1, 1\n{\n.shared .align 16 .b8 tile[100];\n.reg .b32 %r<2>;\nmov.u32 %r1, tile;\nret;\n}\n"
     )
     kernel = load(text).kernels["k"]
-    assert [(p.name, p.size, p.align, p.offset) for p in kernel.params] == [("a", 4, 4, 0), ("b", 8, 8, 8), ("c", 128, 64, 64)]
+    assert [(p.name, p.size, p.align, p.offset) for p in kernel.params] == [
+        ("a", 4, 4, 0),
+        ("b", 8, 8, 8),
+        ("c", 128, 64, 64),
+    ]
     assert kernel.static_shared == 100 and kernel.required_threads == (128, 1, 1)

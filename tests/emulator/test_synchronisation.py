@@ -9,15 +9,24 @@ from ptx_lab import kinds, launch
 SMEM = ".extern .shared .align 1024 .b8 smem[];"
 MODES = ("lockstep", "warp-serial", "race")
 AT = "mov.u32 %r0, %tid.x; mov.u32 %r9, smem; mad.lo.s32 %r8, %r0, 16, %r9; "
-AT += "ld.param.u64 %d0, [src]; ld.param.u64 %d1, [dst]; mul.wide.u32 %d2, %r0, 16; add.s64 %d0, %d0, %d2; add.s64 %d1, %d1, %d2;"
+AT += "ld.param.u64 %d0, [src]; ld.param.u64 %d1, [dst]; mul.wide.u32 %d2, %r0, 16;"
+AT += "add.s64 %d0, %d0, %d2; add.s64 %d1, %d1, %d2;"
 REVERSED = "xor.b32 %r7, %r0, {mask}; mad.lo.s32 %r7, %r7, 16, %r9;"
 TAKE = "ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r7]; st.global.v4.b32 [%d1], {%r1, %r2, %r3, %r4};"
 DATA = np.arange(4 * 64, dtype=np.uint32).reshape(64, 4)
 
 
-def copy(*, wait: str = "cp.async.wait_group 0;", commit: str = "cp.async.commit_group;", barrier: str = "bar.sync 0;", mask: int = 63) -> str:
+def copy(
+    *,
+    wait: str = "cp.async.wait_group 0;",
+    commit: str = "cp.async.commit_group;",
+    barrier: str = "bar.sync 0;",
+    mask: int = 63,
+) -> str:
     """Stage 16 bytes a thread by cp.async and read another thread's."""
-    return AT + REVERSED.format(mask=mask) + "cp.async.cg.shared.global [%r8], [%d0], 16;" + commit + wait + barrier + TAKE
+    return (
+        AT + REVERSED.format(mask=mask) + "cp.async.cg.shared.global [%r8], [%d0], 16;" + commit + wait + barrier + TAKE
+    )
 
 
 def go(body: str, mode: str, seed: int = 0):
@@ -125,16 +134,22 @@ def test_named_barriers_with_counts_synchronise_their_warps():
             )
             assert result.ok, [str(f) for f in result.findings]
             assert memory.read("dst", np.uint32, (64,)).tolist() == [i ^ 32 for i in range(64)]
-    racy, _ = launch(body.replace("bar.sync 1, 64;", ""), {"src": DATA, "dst": 512}, threads=128, shared=SMEM, dynamic=512, mode="race")
+    racy, _ = launch(
+        body.replace("bar.sync 1, 64;", ""),
+        {"src": DATA, "dst": 512},
+        threads=128,
+        shared=SMEM,
+        dynamic=512,
+        mode="race",
+    )
     assert "race-read-after-write" in kinds(racy)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_deadlock_says_who_waits_where(mode):
     """Two warps at different barriers never meet: the finding names warps, barriers and lines."""
-    body = (
-        "mov.u32 %r0, %tid.x; setp.ge.u32 %p1, %r0, 32; @%p1 bra OTHER; bar.sync 1, 64; bra END; OTHER: bar.sync 2, 64; END:"
-    )
+    body = "mov.u32 %r0, %tid.x; setp.ge.u32 %p1, %r0, 32; @%p1 bra OTHER;"
+    body += "bar.sync 1, 64; bra END; OTHER: bar.sync 2, 64; END:"
     result, _ = launch(body, {}, mode=mode)
     (finding,) = result.findings
     assert finding.kind == "deadlock" and finding.text.startswith("bar.sync")
@@ -145,7 +160,8 @@ def test_a_deadlock_says_who_waits_where(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_half_a_warp_at_a_collective_is_a_deadlock(mode):
     """A shuffle that half of the warp skips can never complete."""
-    body = "mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 1; setp.eq.b32 %p1, %r1, 0; @%p1 bra END; shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1; END:"
+    body = "mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 1; setp.eq.b32 %p1, %r1, 0; @%p1 bra END;"
+    body += "shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1; END:"
     result, _ = launch(body, {}, mode=mode)
     assert kinds(result) == {"deadlock"} and "wait for their warp" in result.findings[0].message
 
@@ -163,12 +179,14 @@ def test_divergent_loops_reconverge_before_collectives(mode):
 
 
 def test_ctas_that_conflict_in_global_memory_are_found():
-    """Different data from two CTAs to one place, and a read of another CTA's output, are race findings; equal data is not."""
-    at = "mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1;"
+    """Two CTAs' different data in one place, and a read of another CTA's output, are findings; equal data is not."""
+    at = "mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; ld.param.u64 %d0, [dst];"
+    at += "mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1;"
     run = lambda body, grid=2: kinds(launch(at + body, {"dst": 2048}, grid=grid, mode="race")[0])  # noqa: E731
     assert run("st.global.b32 [%d2], %r1;") == {"global-write-conflict"}
     assert run("st.global.b32 [%d2], %r0;") == set()
-    other = "mul.wide.u32 %d3, %r1, 256; add.s64 %d4, %d2, %d3; st.global.b32 [%d4], %r0; xor.b32 %r2, %r1, 1; mul.wide.u32 %d3, %r2, 256;"
+    other = "mul.wide.u32 %d3, %r1, 256; add.s64 %d4, %d2, %d3; st.global.b32 [%d4], %r0; xor.b32 %r2, %r1, 1;"
+    other += "mul.wide.u32 %d3, %r2, 256;"
     assert run(other + "add.s64 %d4, %d2, %d3; ld.global.b32 %r3, [%d4];") == {"global-read-write-race"}
     assert run(other + "ld.global.b32 %r3, [%d4];") == set()
 

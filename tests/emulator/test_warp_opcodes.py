@@ -17,12 +17,9 @@ def shfl(mode: str, values: list[int], lane: int, b: int, c: int) -> tuple[int, 
     maximum, minimum = lane & mask | cval & ~mask, lane & mask
     j, good = {
         "up": (lane - bval, lane - bval >= maximum), "down": (lane + bval, lane + bval <= maximum),
-        "bfly": (lane ^ bval, lane ^ bval <= maximum), "idx": (minimum | bval & ~mask, minimum | bval & ~mask <= maximum),
+        "bfly": (lane ^ bval, (lane ^ bval) <= maximum),
+        "idx": (minimum | (bval & ~mask), (minimum | (bval & ~mask)) <= maximum),
     }[mode]  # fmt: skip
-    if mode == "bfly":
-        good = (lane ^ bval) <= maximum
-    if mode == "idx":
-        good = (minimum | (bval & ~mask)) <= maximum
     return values[j] if good else values[lane], good
 
 

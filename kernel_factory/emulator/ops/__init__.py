@@ -2,4 +2,15 @@
 
 from . import async_copy, control, convert, floating, integer, matrix, memory_access, move, packed, warp
 
-__all__ = ["async_copy", "control", "convert", "floating", "integer", "matrix", "memory_access", "move", "packed", "warp"]
+__all__ = [
+    "async_copy",
+    "control",
+    "convert",
+    "floating",
+    "integer",
+    "matrix",
+    "memory_access",
+    "move",
+    "packed",
+    "warp",
+]

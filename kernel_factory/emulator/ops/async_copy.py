@@ -31,7 +31,10 @@ def issue(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     shared, shared_offset = e.shared_address(target)
     memory, offset = e.global_address(source)
     count = e.value(rest[0], "u32") if rest else "None"
-    e.line(f"async_issue(M, I, {shared}, {shared_offset}, {memory}, {offset}, {size.value}, {count}, {e.guard()}, {ins.line}, n)")
+    e.line(
+        f"async_issue(M, sel, {shared}, {shared_offset}, {memory}, {offset}, {size.value}, {count}, "
+        f"{e.guard()}, {ins.line}, n)"
+    )
 
 
 @emits("cp.async.commit_group", writes=False)
@@ -39,7 +42,7 @@ def commit(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Close the group of copies issued so far."""
     if ins.guard:
         raise e.fail("a guarded commit_group is not emulated")
-    e.line("async_commit(M, I)")
+    e.line("async_commit(M, sel)")
 
 
 @emits("cp.async.wait_group", "cp.async.wait_all", writes=False)
@@ -48,12 +51,12 @@ def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if ins.guard:
         raise e.fail("a guarded wait_group is not emulated")
     if ins.modifiers[1] == "wait_all":
-        e.line(f"async_wait(M, I, -1, {ins.line})")
+        e.line(f"async_wait(M, sel, -1, {ins.line})")
     else:
         (left,) = e.operands(1)
         if not isinstance(left, Immediate):
             raise e.fail("the count of wait_group is no constant")
-        e.line(f"async_wait(M, I, {left.value}, {ins.line})")
+        e.line(f"async_wait(M, sel, {left.value}, {ins.line})")
 
 
 @dataclass(slots=True)
@@ -78,28 +81,30 @@ class Copy:
 
 
 @runtime
-def async_issue(M, I, shared, shared_offset, memory, offset, size, count, mask, line, n):  # noqa: ANN001, ANN201, E741
+def async_issue(M, sel, shared, shared_offset, memory, offset, size, count, mask, line, n):
     chosen = settle(mask)
-    flat = shared_flat(M, I, shared, shared_offset, size, chosen, line)
-    threads = threads_of(M, I, chosen)
+    flat = shared_flat(M, sel, shared, shared_offset, size, chosen, line)
+    threads = threads_of(M, sel, chosen)
     if threads.size == 0:
         return
     if count is None:
-        data = spread(global_take(M, I, memory, offset, size, chosen, line, n), threads.size)
+        data = spread(global_take(M, sel, memory, offset, size, chosen, line, n), threads.size)
     else:
-        data = _with_zeros(M, I, memory, offset, size, spread(count, n), chosen, line, n)
+        data = _with_zeros(M, sel, memory, offset, size, spread(count, n), chosen, line, n)
     if M.race:
         M.race.write(threads, flat, size, line, in_flight=True)
     if M.count:
-        M.count.shared(M, I, chosen, flat, size, line, "cp.async")
-    lanes = I if chosen is None and isinstance(I, slice) else None
+        M.count.shared(M, sel, chosen, flat, size, line, "cp.async")
+    lanes = sel if chosen is None and isinstance(sel, slice) else None
     M.copies.append(Copy(lanes, threads, flat, data, M.groups[threads], size, line))
 
 
-def _with_zeros(M, I, memory, offset, size, count, chosen, line, n):  # noqa: ANN001, ANN202, E741
+def _with_zeros(M, sel, memory, offset, size, count, chosen, line, n):
     """Data of copies with a source size: bytes past it are zeros, and a size of zero reads nothing."""
     if int(count.min()) >= size:
-        return spread(global_take(M, I, memory, offset, size, chosen, line, n), n if chosen is None else chosen.shape[0])
+        return spread(
+            global_take(M, sel, memory, offset, size, chosen, line, n), n if chosen is None else chosen.shape[0]
+        )
     on = count > 0
     if chosen is not None:
         selected = np.zeros(n, bool)
@@ -108,7 +113,7 @@ def _with_zeros(M, I, memory, offset, size, count, chosen, line, n):  # noqa: AN
     reading = np.flatnonzero(on)
     out = np.zeros((n, size), np.uint8)
     if reading.size:
-        got = global_take(M, I, memory, offset, size, reading, line, n)
+        got = global_take(M, sel, memory, offset, size, reading, line, n)
         out[reading] = got.view(np.uint8).reshape(-1, size)
         short = np.flatnonzero(on & (count < size))
         if short.size:
@@ -118,22 +123,22 @@ def _with_zeros(M, I, memory, offset, size, count, chosen, line, n):  # noqa: AN
 
 
 @runtime
-def async_commit(M, I):  # noqa: ANN001, ANN201, E741
-    if I is None:
+def async_commit(M, sel):
+    if sel is None:
         M.groups += 1
     else:
-        M.groups[I] += 1
+        M.groups[sel] += 1
 
 
 @runtime
-def async_wait(M, I, left, line):  # noqa: ANN001, ANN201, E741
+def async_wait(M, sel, left, line):
     """Land every group but the newest ``left`` of these threads (-1: also what was never committed)."""
     limit = np.full(M.T, -1, np.int32)
-    lanes = slice(None) if I is None else I
+    lanes = slice(None) if sel is None else sel
     limit[lanes] = M.groups[lanes] - left
     waiting = []
     for copy in M.copies:
-        if copy.lanes is not None and isinstance(I, slice) and copy.lanes != I:
+        if copy.lanes is not None and isinstance(sel, slice) and copy.lanes != sel:
             waiting.append(copy)
             continue
         done = copy.group < limit[copy.threads]

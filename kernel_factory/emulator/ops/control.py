@@ -15,12 +15,12 @@ def _guard(e: Emitter) -> str:
     return e.guard()
 
 
-def resolve_branch(M, group, block, I, n, taken) -> None:  # noqa: ANN001, E741
+def resolve_branch(M, group, block, sel, n, taken) -> None:
     """Taken threads go to the target, the others on; a uniform outcome keeps the group together."""
-    if taken is None or (taken.shape[0] == 1 or taken[0] == taken[-1]) and (taken == taken[0]).all():
-        M.go(group, I, block.target if taken is None or taken[0] else block.number + 1)
+    if taken is None or ((taken.shape[0] == 1 or taken[0] == taken[-1]) and (taken == taken[0]).all()):
+        M.go(group, sel, block.target if taken is None or taken[0] else block.number + 1)
     else:
-        M.part(group, I, np.where(taken, block.target, block.number + 1))
+        M.part(group, sel, np.where(taken, block.target, block.number + 1))
 
 
 @terminates("bra", resolve=resolve_branch)
@@ -30,15 +30,15 @@ def branch(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     return _guard(e)
 
 
-def resolve_exit(M, group, block, I, n, leaving) -> None:  # noqa: ANN001, E741
+def resolve_exit(M, group, block, sel, n, leaving) -> None:
     """Threads that leave are done; barriers no longer wait for them."""
     if leaving is None or leaving.all():
-        M.finish(group, I)
+        M.finish(group, sel)
     elif not leaving.any():
-        M.go(group, I, block.number + 1)
+        M.go(group, sel, block.number + 1)
     else:
-        ids = threads_of(M, I, None)
-        M.part(group, I, np.full(n, block.number + 1))
+        ids = threads_of(M, sel, None)
+        M.part(group, sel, np.full(n, block.number + 1))
         M.finish(group, ids[leaving])
 
 
@@ -49,14 +49,19 @@ def leave(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     return _guard(e)
 
 
-def resolve_trap(M, group, block, I, n, trapped) -> None:  # noqa: ANN001, E741
+def resolve_trap(M, group, block, sel, n, trapped) -> None:
     """A trap by any thread is a finding that stops the run."""
     if trapped is None or trapped.any():
-        ids = threads_of(M, I, None)
+        ids = threads_of(M, sel, None)
         at = 0 if trapped is None or trapped.shape[0] == 1 else int(np.flatnonzero(trapped)[0])
-        raise Fault("trap", block.terminator.line, "the kernel executed trap", "a check in the kernel failed: see its condition",
-                    int(ids[at]))
-    M.go(group, I, block.number + 1)
+        raise Fault(
+            "trap",
+            block.terminator.line,
+            "the kernel executed trap",
+            "a check in the kernel failed: see its condition",
+            int(ids[at]),
+        )
+    M.go(group, sel, block.number + 1)
 
 
 @terminates("trap", resolve=resolve_trap)
@@ -65,19 +70,24 @@ def trap(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     return _guard(e)
 
 
-def resolve_barrier(M, group, block, I, n, value) -> None:  # noqa: ANN001, E741
+def resolve_barrier(M, group, block, sel, n, value) -> None:
     """All of the CTA pass at once when everybody is here; otherwise threads wait by barrier number."""
     number, count = value
     if int(number.max()) > 15:
-        raise Fault("unsupported", block.terminator.line, f"barrier number {int(number.max())}", "barriers are numbered 0 to 15",
-                    int(threads_of(M, I, None)[0]))
-    everybody = group.lanes is None and I is None and number.shape[0] == 1
+        raise Fault(
+            "unsupported",
+            block.terminator.line,
+            f"barrier number {int(number.max())}",
+            "barriers are numbered 0 to 15",
+            int(threads_of(M, sel, None)[0]),
+        )
+    everybody = group.lanes is None and sel is None and number.shape[0] == 1
     if everybody and (count is None or (count == M.cta_threads).all()):
         if M.race:
             M.race.cta_barrier()
-        M.go(group, I, block.number + 1)
+        M.go(group, sel, block.number + 1)
     else:
-        M.wait_at_barrier(group, I, block, number, count)
+        M.wait_at_barrier(group, sel, block, number, count)
 
 
 @terminates("bar.sync", "barrier.sync", "bar.cta.sync", "barrier.cta.sync", resolve=resolve_barrier)
@@ -90,7 +100,9 @@ def barrier(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     return f"({e.value(ins.operands[0], 'u32')}, {count})"
 
 
-@emits("fence", "membar", "griddepcontrol", "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", writes=False)
+@emits(
+    "fence", "membar", "griddepcontrol", "nanosleep", "prefetch", "prefetchu", "discard", "applypriority", writes=False
+)
 def nothing(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """No effect here: memory is sequentially consistent, and there is no cache, clock or earlier grid."""
     if any(m.startswith(("proxy", "mbarrier_init")) for m in mods.left):

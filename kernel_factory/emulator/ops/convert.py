@@ -98,7 +98,7 @@ def _integers(e: Emitter, ins: Instruction, mods: Modifiers, target: str, source
 
 def _float_to_integer(e: Emitter, ins: Instruction, mods: Modifiers, target: str, source: str, flush: bool) -> None:
     rounding = _ROUND[mods.one(*_ROUND)]
-    mods.take("sat")                      # conversion to an integer always clamps
+    mods.take("sat")  # conversion to an integer always clamps
     dst, a = e.operands(2)
     x = decode(e, a, source)[0] if source in _HALVES else e.value(a, NUMPY[source])
     if flush:

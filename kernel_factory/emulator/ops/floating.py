@@ -68,9 +68,16 @@ def division(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:
     e.set(dst, finish(e, mods, f"({x[0]} / {x[1]})", flush), NUMPY[kind])
 
 
-_UNARY = {"ex2": "np.exp2({})", "lg2": "np.log2({})", "rcp": "(f32(1) / {})", "sqrt": "np.sqrt({})",
-          "rsqrt": "(1.0 / np.sqrt({}.astype(f64))).astype(f32)", "tanh": "np.tanh({})", "sin": "np.sin({})",
-          "cos": "np.cos({})"}
+_UNARY = {
+    "ex2": "np.exp2({})",
+    "lg2": "np.log2({})",
+    "rcp": "(f32(1) / {})",
+    "sqrt": "np.sqrt({})",
+    "rsqrt": "(1.0 / np.sqrt({}.astype(f64))).astype(f32)",
+    "tanh": "np.tanh({})",
+    "sin": "np.sin({})",
+    "cos": "np.cos({})",
+}
 
 
 @emits(*_UNARY)
@@ -83,6 +90,7 @@ def unary(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     dst, a = e.operands(2)
     if kind != "f32":
         from .packed import half_unary
+
         half_unary(e, dst, a, kind, _UNARY[ins.opcode])
         return
     x = e.value(a, "f32")

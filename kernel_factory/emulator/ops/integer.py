@@ -11,9 +11,16 @@ from . import floating, packed
 
 INTEGERS = ("s16", "s32", "s64", "u16", "u32", "u64")
 BITS = ("b16", "b32", "b64")
-_FLOAT_EMITTERS = {"f32": floating.arithmetic, "f64": floating.arithmetic, "f32x2": packed.pair_arithmetic,
-                   "bf16x2": packed.half_arithmetic, "f16x2": packed.half_arithmetic, "bf16": packed.half_arithmetic,
-                   "f16": packed.half_arithmetic}
+_LOGIC = {"and": "&", "or": "|", "xor": "^"}
+_FLOAT_EMITTERS = {
+    "f32": floating.arithmetic,
+    "f64": floating.arithmetic,
+    "f32x2": packed.pair_arithmetic,
+    "bf16x2": packed.half_arithmetic,
+    "f16x2": packed.half_arithmetic,
+    "bf16": packed.half_arithmetic,
+    "f16": packed.half_arithmetic,
+}
 
 
 def wider(dtype: str) -> str:
@@ -84,7 +91,7 @@ def logic(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     elif ins.opcode == "cnot":
         e.set(dst, f"({x[0]} == {dtype}(0)).astype({dtype})", dtype)
     else:
-        e.set(dst, f"({x[0]} {dict(zip(('and', 'or', 'xor'), '&|^'))[ins.opcode]} {x[1]})", dtype)
+        e.set(dst, f"({x[0]} {_LOGIC[ins.opcode]} {x[1]})", dtype)
 
 
 @emits("shl", "shr")
@@ -153,7 +160,9 @@ def field_insert(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Bit-field insert."""
     dtype = NUMPY[mods.type("b32", "b64")]
     dst, a, b, c, d = e.operands(5)
-    e.set(dst, f"insert_bits({e.value(a, dtype)}, {e.value(b, dtype)}, {e.value(c, 'u32')}, {e.value(d, 'u32')})", dtype)
+    e.set(
+        dst, f"insert_bits({e.value(a, dtype)}, {e.value(b, dtype)}, {e.value(c, 'u32')}, {e.value(d, 'u32')})", dtype
+    )
 
 
 @emits("popc", "clz", "brev")

@@ -32,7 +32,7 @@ def load_matrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail(f"ldmatrix.x{count} needs {count} registers, found {len(items)}")
     base, offset = e.shared_address(source)
     name = e.temp()
-    e.line(f"{name} = matrix_load(M, I, {base}, {offset}, {count}, {trans}, {ins.line}, n)")
+    e.line(f"{name} = matrix_load(M, sel, {base}, {offset}, {count}, {trans}, {ins.line}, n)")
     for i, item in enumerate(items):
         e.set(item, f"{name}[{i}]", "u32")
 
@@ -46,7 +46,7 @@ def store_matrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if len(values) != count:
         raise e.fail(f"stmatrix.x{count} needs {count} registers, found {len(values)}")
     base, offset = e.shared_address(target)
-    e.line(f"matrix_store(M, I, {base}, {offset}, [{', '.join(values)}], {trans}, {ins.line}, n)")
+    e.line(f"matrix_store(M, sel, {base}, {offset}, [{', '.join(values)}], {trans}, {ins.line}, n)")
 
 
 def _matrix_mods(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[int, bool]:
@@ -59,13 +59,13 @@ def _matrix_mods(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[int, bo
     return int(mods.one("x1", "x2", "x4")[1:]), bool(mods.take("trans"))
 
 
-def _rows(M, I, base, offset, count, line):  # noqa: ANN001, ANN202, E741
+def _rows(M, sel, base, offset, count, line):
     """Flat positions of the rows that the first 8*count lanes of every warp name, (warps, 8*count)."""
-    flat, low, high, bits = base
+    flat = base[0]
     if count == 4:
-        return shared_flat(M, I, base, offset, 16, None, line).reshape(-1, 32)
+        return shared_flat(M, sel, base, offset, 16, None, line).reshape(-1, 32)
     lanes = np.flatnonzero(np.arange(flat.shape[0]) % 32 < 8 * count)
-    return shared_flat(M, I, base, offset, 16, lanes, line).reshape(-1, 8 * count)
+    return shared_flat(M, sel, base, offset, 16, lanes, line).reshape(-1, 8 * count)
 
 
 def _row_lanes(n: int, count: int) -> np.ndarray | None:
@@ -73,13 +73,13 @@ def _row_lanes(n: int, count: int) -> np.ndarray | None:
 
 
 @runtime
-def matrix_load(M, I, base, offset, count, trans, line, n):  # noqa: ANN001, ANN201, E741
-    rows = _rows(M, I, base, offset, count, line)
+def matrix_load(M, sel, base, offset, count, trans, line, n):
+    rows = _rows(M, sel, base, offset, count, line)
     warps = rows.shape[0]
     if M.race:
-        M.race.read(threads_of(M, I, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
+        M.race.read(threads_of(M, sel, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
     if M.count:
-        M.count.shared(M, I, _row_lanes(n, count), rows.reshape(-1), 16, line, "ldmatrix")
+        M.count.shared(M, sel, _row_lanes(n, count), rows.reshape(-1), 16, line, "ldmatrix")
     d = M.shared_views[16].take(rows >> 4)
     if trans:
         d = d.view(np.uint16).reshape(warps, count, 8, 8).transpose(1, 0, 3, 2)
@@ -88,14 +88,14 @@ def matrix_load(M, I, base, offset, count, trans, line, n):  # noqa: ANN001, ANN
 
 
 @runtime
-def matrix_store(M, I, base, offset, values, trans, line, n):  # noqa: ANN001, ANN201, E741
+def matrix_store(M, sel, base, offset, values, trans, line, n):
     count = len(values)
-    rows = _rows(M, I, base, offset, count, line)
+    rows = _rows(M, sel, base, offset, count, line)
     warps = rows.shape[0]
     if M.race:
-        M.race.write(threads_of(M, I, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
+        M.race.write(threads_of(M, sel, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
     if M.count:
-        M.count.shared(M, I, _row_lanes(n, count), rows.reshape(-1), 16, line, "stmatrix")
+        M.count.shared(M, sel, _row_lanes(n, count), rows.reshape(-1), 16, line, "stmatrix")
     d = np.stack([np.broadcast_to(v, n) for v in values]).reshape(count, warps, 32).transpose(1, 0, 2)
     d = np.ascontiguousarray(d)
     if trans:
@@ -175,7 +175,7 @@ def _batch(e: Emitter, batch: list[Instruction], depth: int, source: str) -> Non
     columns: dict = {}
     tiles = {}
     for ins in batch:
-        d, a, b, c = ins.operands
+        _, a, b, _ = ins.operands
         key = (rows.setdefault(a.items, len(rows)), columns.setdefault(b.items, len(columns)))
         if key in tiles:
             break
@@ -192,7 +192,9 @@ def _grid(e: Emitter, rows: list, columns: list, tiles: dict, depth: int, source
     a = _fragments(e, "mma_rows", rows, depth, source, 2)
     b = _fragments(e, "mma_columns", columns, depth, source, 1)
     inputs = [[tiles[i, j].operands[3].items for j in range(len(columns))] for i in range(len(rows))]
-    outputs = [[tuple(r.number for r in tiles[i, j].operands[0].items) for j in range(len(columns))] for i in range(len(rows))]
+    outputs = [
+        [tuple(r.number for r in tiles[i, j].operands[0].items) for j in range(len(columns))] for i in range(len(rows))
+    ]
     accumulator = _start(e, inputs, outputs)
     accumulator.pieces.append((a, b))
     for tile in tiles.values():
@@ -218,8 +220,11 @@ def _start(e: Emitter, inputs: list, outputs: list) -> Accumulator:
     flat = [r for row in inputs for tile in row for r in tile]
     same = [[tuple(r.number if isinstance(r, Register) else None for r in tile) for tile in row] for row in inputs]
     first = e.deferred.get(flat[0].number) if isinstance(flat[0], Register) else None
-    if isinstance(first, Accumulator) and first.grid == same and all(
-            isinstance(r, Register) and e.deferred.get(r.number) is first for r in flat):
+    if (
+        isinstance(first, Accumulator)
+        and first.grid == same
+        and all(isinstance(r, Register) and e.deferred.get(r.number) is first for r in flat)
+    ):
         going_on = Accumulator(first.start, outputs)
         if first.name is None:
             going_on.pieces = list(first.pieces)
@@ -249,7 +254,7 @@ def _warp_words(word: np.ndarray, n: int) -> np.ndarray:
 
 
 @runtime
-def mma_rows(words, fragments, source, n):  # noqa: ANN001, ANN201
+def mma_rows(words, fragments, source, n):
     """A fragments to (warps, 16*fragments, k): a0 (g, k0), a1 (g+8, k0), a2 (g, k0+8), a3 (g+8, k0+8)."""
     depth = len(words) // fragments // 2
     out = np.empty((n // 32, fragments, 2, 8, depth, 4, 2), np.float32)
@@ -260,7 +265,7 @@ def mma_rows(words, fragments, source, n):  # noqa: ANN001, ANN201
 
 
 @runtime
-def mma_columns(words, fragments, source, n):  # noqa: ANN001, ANN201
+def mma_columns(words, fragments, source, n):
     """B fragments to (warps, 8*fragments, k), transposed: b0 (k0, g), b1 (k0+8, g)."""
     depth = len(words) // fragments
     out = np.empty((n // 32, fragments, 8, depth, 4, 2), np.float32)
@@ -271,7 +276,7 @@ def mma_columns(words, fragments, source, n):  # noqa: ANN001, ANN201
 
 
 @runtime
-def mma_product(rows, columns, start):  # noqa: ANN001, ANN201
+def mma_product(rows, columns, start):
     """Sum of the products of a chain over k, plus the accumulators it began with."""
     a = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=2)
     b = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=2)
@@ -282,7 +287,7 @@ def mma_product(rows, columns, start):  # noqa: ANN001, ANN201
 
 
 @runtime
-def accumulator_start(words, rows, columns, n):  # noqa: ANN001, ANN201
+def accumulator_start(words, rows, columns, n):
     """Accumulator registers to one matrix a warp: c0, c1 (g, 2t and 2t+1), c2, c3 (g+8)."""
     out = np.empty((n // 32, rows, 2, 8, columns, 4, 2), np.uint32)
     for i, word in enumerate(words):
@@ -293,7 +298,7 @@ def accumulator_start(words, rows, columns, n):  # noqa: ANN001, ANN201
 
 
 @runtime
-def accumulator_lane(matrix, row, column, register):  # noqa: ANN001, ANN201
+def accumulator_lane(matrix, row, column, register):
     """One accumulator register of all threads."""
-    view = matrix[:, 16 * row + 8 * (register >> 1):, 8 * column + (register & 1):]
+    view = matrix[:, 16 * row + 8 * (register >> 1) :, 8 * column + (register & 1) :]
     return np.ascontiguousarray(view[:, :8, :8:2]).view(np.uint32).reshape(-1)

@@ -11,15 +11,35 @@ from ..ptx.records import Instruction, Symbol, Vector
 from ..registry import emits, runtime
 from .move import WINDOWS
 
-_HINTS = ("nc", "weak", "relaxed", "volatile", "cta", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::", "L2::",
-          "level::", "cache_hint")
+_HINTS = (
+    "nc",
+    "weak",
+    "relaxed",
+    "volatile",
+    "cta",
+    "gpu",
+    "sys",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "L1::",
+    "L2::",
+    "level::",
+    "cache_hint",
+)
 
 
 def _shape(e: Emitter, mods: Modifiers) -> tuple[str, str, int]:
     """Space, dtype and vector length of an access."""
     dtype = NUMPY[mods.type()]
     count = int((mods.take("v2", "v4", "v8") or "v1")[1:])
-    space = (mods.take("global", "shared", "shared::cta", "local", "param", "param::entry", "const") or "generic").split("::")[0]
+    space = (
+        mods.take("global", "shared", "shared::cta", "local", "param", "param::entry", "const") or "generic"
+    ).split("::")[0]
     if "L2::cache_hint" in mods.left:
         raise e.fail("cache-policy operands are not emulated; drop the operand or add it with a test")
     mods.ignore(*_HINTS)
@@ -55,7 +75,7 @@ def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         space = "generic"
     name = e.temp()
     code, offset = _base(e, source, space)
-    e.line(f"{name} = load_{space}(M, I, {code}, {offset}, {dtype}, {count}, {e.guard()}, {ins.line}, n)")
+    e.line(f"{name} = load_{space}(M, sel, {code}, {offset}, {dtype}, {count}, {e.guard()}, {ins.line}, n)")
     for i, item in enumerate(items):
         e.set(item, f"{name}[{i}]", dtype)
 
@@ -70,7 +90,7 @@ def store(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if len(values) != count or space == "param":
         raise e.fail(f"store of {len(values)} values, expected {count}, in .{space}")
     code, offset = _base(e, target, space)
-    e.line(f"store_{space}(M, I, {code}, {offset}, {bits}, [{', '.join(values)}], {e.guard()}, {ins.line}, n)")
+    e.line(f"store_{space}(M, sel, {code}, {offset}, {bits}, [{', '.join(values)}], {e.guard()}, {ins.line}, n)")
 
 
 @runtime
@@ -116,63 +136,81 @@ WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex12
 
 # -- shared -----------------------------------------------------------------------------------------------------------
 @runtime
-def shared_base(M: object, I: object, address: np.ndarray) -> tuple:  # noqa: E741
+def shared_base(M: object, sel: object, address: np.ndarray) -> tuple:
     """Addresses flattened over the batch's CTAs, with their range and alignment bits, computed once a base register."""
     a = address.astype(np.int64)
-    flat = a + (M.cta_shared if I is None else M.cta_shared[I])
+    flat = a + (M.cta_shared if sel is None else M.cta_shared[sel])
     return flat, int(a.min()), int(a.max()), int(np.bitwise_or.reduce(a))
 
 
-def shared_flat(M: object, I: object, base: tuple, offset: int, nbytes: int, chosen: np.ndarray | None, line: int) -> np.ndarray:  # noqa: E741
+def shared_flat(
+    M: object, sel: object, base: tuple, offset: int, nbytes: int, chosen: np.ndarray | None, line: int
+) -> np.ndarray:
     """Checked flat byte positions in the batch's shared memory."""
     flat, low, high, bits = base
     if chosen is None:
-        if low + offset >= M.shared_origin and high + offset + nbytes <= M.shared_end and not (bits | offset) & (nbytes - 1):
+        if (
+            low + offset >= M.shared_origin
+            and high + offset + nbytes <= M.shared_end
+            and not (bits | offset) & (nbytes - 1)
+        ):
             return flat + offset
     else:
         flat = flat[chosen]
     flat = flat + offset
-    ids = threads_of(M, I, chosen)
+    ids = threads_of(M, sel, chosen)
     address = flat - M.cta_shared[ids]
     outside = (address < M.shared_origin) | (address + nbytes > M.shared_end)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
-        raise Fault("out-of-bounds", line, f"shared access of {nbytes} bytes at offset {int(address[at]) - M.shared_origin} of "
-                    f"{M.shared_end - M.shared_origin} bytes of shared memory", "correct the layout, or ask for more dynamic "
-                    "shared memory at launch", int(ids[at]))
+        raise Fault(
+            "out-of-bounds",
+            line,
+            f"shared access of {nbytes} bytes at offset {int(address[at]) - M.shared_origin} of "
+            f"{M.shared_end - M.shared_origin} bytes of shared memory",
+            "correct the layout, or ask for more dynamic shared memory at launch",
+            int(ids[at]),
+        )
     misaligned = address & (nbytes - 1) != 0
     if misaligned.any():
         at = int(np.flatnonzero(misaligned)[0])
-        raise Fault("misaligned", line, f"shared access of {nbytes} bytes at address {int(address[at]):#x}",
-                    f"align the address to {nbytes} bytes, or access fewer bytes at once", int(ids[at]))
+        raise Fault(
+            "misaligned",
+            line,
+            f"shared access of {nbytes} bytes at address {int(address[at]):#x}",
+            f"align the address to {nbytes} bytes, or access fewer bytes at once",
+            int(ids[at]),
+        )
     return flat
 
 
 @runtime
-def load_shared(M, I, base, offset, dtype, count, mask, line, n):  # noqa: ANN001, ANN201, E741
+def load_shared(M, sel, base, offset, dtype, count, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * count
-    flat = shared_flat(M, I, base, offset, nbytes, chosen, line)
+    flat = shared_flat(M, sel, base, offset, nbytes, chosen, line)
     if M.race:
-        M.race.read(threads_of(M, I, chosen), flat, nbytes, line)
+        M.race.read(threads_of(M, sel, chosen), flat, nbytes, line)
     if M.count:
-        M.count.shared(M, I, chosen, flat, nbytes, line, "ld")
+        M.count.shared(M, sel, chosen, flat, nbytes, line, "ld")
     x = M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1))
     return scatter_back(columns(x, dtype, count), chosen, n)
 
 
 @runtime
-def store_shared(M, I, base, offset, dtype, values, mask, line, n):  # noqa: ANN001, ANN201, E741
+def store_shared(M, sel, base, offset, dtype, values, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * len(values)
-    flat = shared_flat(M, I, base, offset, nbytes, chosen, line)
+    flat = shared_flat(M, sel, base, offset, nbytes, chosen, line)
     if M.race:
-        M.race.write(threads_of(M, I, chosen), flat, nbytes, line)
+        M.race.write(threads_of(M, sel, chosen), flat, nbytes, line)
     if M.count:
-        M.count.shared(M, I, chosen, flat, nbytes, line, "st")
+        M.count.shared(M, sel, chosen, flat, nbytes, line, "st")
     data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
     data = data if chosen is None else data[chosen]
-    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = np.ascontiguousarray(data).view(WORDS[nbytes]).reshape(-1)
+    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = (
+        np.ascontiguousarray(data).view(WORDS[nbytes]).reshape(-1)
+    )
 
 
 # -- global -----------------------------------------------------------------------------------------------------------
@@ -181,7 +219,7 @@ def global_base(address: np.ndarray) -> tuple:
     return address.view(np.int64), int(address.min()), int(address.max()), int(np.bitwise_or.reduce(address))
 
 
-def global_parts(M, I, base, offset, nbytes, chosen, write, line, n):  # noqa: ANN001, ANN201, E741
+def global_parts(M, sel, base, offset, nbytes, chosen, write, line, n):
     """Checked (lanes or None, element positions, buffer) of one access; one part unless buffers mix."""
     address, low, high, bits = base
     if chosen is not None:
@@ -191,9 +229,13 @@ def global_parts(M, I, base, offset, nbytes, chosen, write, line, n):  # noqa: A
         low, high = int(address.min()), int(address.max())
     if (bits | offset) & (nbytes - 1) and ((address + offset) & (nbytes - 1)).any():
         at = int(np.flatnonzero((address + offset) & (nbytes - 1))[0])
-        raise Fault("misaligned", line, f"global access of {nbytes} bytes at address {int(address[at]) + offset:#x}",
-                    f"align the pointer and the strides to {nbytes} bytes, or access fewer bytes at once",
-                    _thread(M, I, chosen, at))
+        raise Fault(
+            "misaligned",
+            line,
+            f"global access of {nbytes} bytes at address {int(address[at]) + offset:#x}",
+            f"align the pointer and the strides to {nbytes} bytes, or access fewer bytes at once",
+            _thread(M, sel, chosen, at),
+        )
     shift = nbytes.bit_length() - 1
     buffer = M.memory.find(low + offset, high + offset + nbytes)
     if buffer is not None and (buffer.writable or not write):
@@ -205,27 +247,35 @@ def global_parts(M, I, base, offset, nbytes, chosen, write, line, n):  # noqa: A
         lanes = np.flatnonzero(which == index)
         buffer = M.memory.buffer(int(index))
         if buffer is None or (write and not buffer.writable):
-            kind, cure = ("out-of-bounds", "correct the predicate or the tile bounds") if buffer is None else (
-                "write-to-read-only", "write to an output or scratch buffer, or register this one as writable")
-            raise Fault(kind, line, f"global {'store' if write else 'load'} of {nbytes} bytes: "
-                        + M.memory.describe(int(exact[lanes[0]])), cure, _thread(M, I, chosen, int(lanes[0])))
+            kind, cure = (
+                ("out-of-bounds", "correct the predicate or the tile bounds")
+                if buffer is None
+                else ("write-to-read-only", "write to an output or scratch buffer, or register this one as writable")
+            )
+            raise Fault(
+                kind,
+                line,
+                f"global {'store' if write else 'load'} of {nbytes} bytes: " + M.memory.describe(int(exact[lanes[0]])),
+                cure,
+                _thread(M, sel, chosen, int(lanes[0])),
+            )
         parts.append((lanes, (exact[lanes] - buffer.address) >> shift, buffer))
     return parts
 
 
-def _thread(M, I, chosen, at):  # noqa: ANN001, ANN202, E741
-    ids = threads_of(M, I, chosen)
+def _thread(M, sel, chosen, at):
+    ids = threads_of(M, sel, chosen)
     return int(ids[min(at, ids.shape[0] - 1)])
 
 
-def global_take(M, I, base, offset, nbytes, chosen, line, n):  # noqa: ANN001, ANN201, E741
+def global_take(M, sel, base, offset, nbytes, chosen, line, n):
     """Gather elements of ``nbytes``; one element when all threads read one address."""
     out = None
-    for lanes, at, buffer in global_parts(M, I, base, offset, nbytes, chosen, False, line, n):
+    for lanes, at, buffer in global_parts(M, sel, base, offset, nbytes, chosen, False, line, n):
         if M.global_race:
-            M.global_race.read(threads_of(M, I, chosen), lanes, at, nbytes, buffer, line)
+            M.global_race.read(threads_of(M, sel, chosen), lanes, at, nbytes, buffer, line)
         if M.count:
-            M.count.memory(M, I, chosen, lanes, at, nbytes, buffer, "read", line, n)
+            M.count.memory(M, sel, chosen, lanes, at, nbytes, buffer, "read", line, n)
         x = buffer.view(nbytes).take(at)
         if lanes is None:
             return x
@@ -236,61 +286,66 @@ def global_take(M, I, base, offset, nbytes, chosen, line, n):  # noqa: ANN001, A
 
 
 @runtime
-def load_global(M, I, base, offset, dtype, count, mask, line, n):  # noqa: ANN001, ANN201, E741
+def load_global(M, sel, base, offset, dtype, count, mask, line, n):
     chosen = settle(mask)
-    x = global_take(M, I, base, offset, np.dtype(dtype).itemsize * count, chosen, line, n)
+    x = global_take(M, sel, base, offset, np.dtype(dtype).itemsize * count, chosen, line, n)
     return scatter_back(columns(x, dtype, count), chosen, n)
 
 
 @runtime
-def store_global(M, I, base, offset, dtype, values, mask, line, n):  # noqa: ANN001, ANN201, E741
+def store_global(M, sel, base, offset, dtype, values, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * len(values)
     data = np.ascontiguousarray(joined(values, n, dtype) if len(values) > 1 else spread(values[0], n))
     data = data.view(WORDS[nbytes]).reshape(-1)
     data = data if chosen is None else data[chosen]
-    for lanes, at, buffer in global_parts(M, I, base, offset, nbytes, chosen, True, line, n):
+    for lanes, at, buffer in global_parts(M, sel, base, offset, nbytes, chosen, True, line, n):
         part = data if lanes is None else data[lanes]
         if at.shape[0] != part.shape[0]:
             at = np.full(part.shape[0], at[0])
         if M.global_race:
-            M.global_race.write(threads_of(M, I, chosen), lanes, at, nbytes, buffer, line, part)
+            M.global_race.write(threads_of(M, sel, chosen), lanes, at, nbytes, buffer, line, part)
         if M.count:
-            M.count.memory(M, I, chosen, lanes, at, nbytes, buffer, "write", line, n)
+            M.count.memory(M, sel, chosen, lanes, at, nbytes, buffer, "write", line, n)
         buffer.view(nbytes)[at] = part
 
 
 # -- local and generic ------------------------------------------------------------------------------------------------
-def _local_positions(M, I, address, offset, nbytes, chosen, line, n):  # noqa: ANN001, ANN202, E741
+def _local_positions(M, sel, address, offset, nbytes, chosen, line, n):
     a = spread(address, n).astype(np.int64) + offset
     a = a if chosen is None else a[chosen]
-    ids = threads_of(M, I, chosen)
+    ids = threads_of(M, sel, chosen)
     bad = (a < 0) | (a + nbytes > M.local_bytes) | (a & (nbytes - 1) != 0)
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
-        raise Fault("out-of-bounds", line, f"local access of {nbytes} bytes at {int(a[at])} of {M.local_bytes} bytes",
-                    "correct the index into the local array", int(ids[at]))
+        raise Fault(
+            "out-of-bounds",
+            line,
+            f"local access of {nbytes} bytes at {int(a[at])} of {M.local_bytes} bytes",
+            "correct the index into the local array",
+            int(ids[at]),
+        )
     return (ids * M.local_stride + a) >> (nbytes.bit_length() - 1)
 
 
 @runtime
-def load_local(M, I, address, offset, dtype, count, mask, line, n):  # noqa: ANN001, ANN201, E741
+def load_local(M, sel, address, offset, dtype, count, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * count
-    at = _local_positions(M, I, address, offset, nbytes, chosen, line, n)
+    at = _local_positions(M, sel, address, offset, nbytes, chosen, line, n)
     return scatter_back(columns(M.local.view(WORDS[nbytes])[at], dtype, count), chosen, n)
 
 
 @runtime
-def store_local(M, I, address, offset, dtype, values, mask, line, n):  # noqa: ANN001, ANN201, E741
+def store_local(M, sel, address, offset, dtype, values, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * len(values)
-    at = _local_positions(M, I, address, offset, nbytes, chosen, line, n)
+    at = _local_positions(M, sel, address, offset, nbytes, chosen, line, n)
     data = np.ascontiguousarray(joined(values, n, dtype)).view(WORDS[nbytes]).reshape(-1)
     M.local.view(WORDS[nbytes])[at] = data if chosen is None else data[chosen]
 
 
-def _generic(M, I, address, mask, line):  # noqa: ANN001, ANN202, E741
+def _generic(M, sel, address, mask, line):
     """Space and base of generic addresses; all threads of one instruction must use one space."""
     if mask is not None and address.shape[0] > 1 and not mask.all():
         if not mask.any():
@@ -298,29 +353,36 @@ def _generic(M, I, address, mask, line):  # noqa: ANN001, ANN202, E741
         address = np.where(mask, address, address[np.argmax(mask)])
     top = address >> np.uint64(60)
     if (top != top[0]).any():
-        raise Fault("unsupported", line, "threads of one instruction use generic addresses of different spaces",
-                    "use accesses that name their state space", int(threads_of(M, I, None)[0]))
+        raise Fault(
+            "unsupported",
+            line,
+            "threads of one instruction use generic addresses of different spaces",
+            "use accesses that name their state space",
+            int(threads_of(M, sel, None)[0]),
+        )
     space = {1: "shared", 2: "local", 4: "param"}.get(int(top[0]), "global")
     plain = address - np.uint64(WINDOWS[space]) if space in WINDOWS else address
     if space == "shared":
-        return space, shared_base(M, I, plain)
+        return space, shared_base(M, sel, plain)
     return space, global_base(plain) if space == "global" else plain
 
 
 @runtime
-def load_generic(M, I, address, offset, dtype, count, mask, line, n):  # noqa: ANN001, ANN201, E741
-    space, base = _generic(M, I, address, mask, line)
+def load_generic(M, sel, address, offset, dtype, count, mask, line, n):
+    space, base = _generic(M, sel, address, mask, line)
     if space == "param":
         at = int(base[0]) + offset
         return [parameter(M, at + i * np.dtype(dtype).itemsize, dtype) for i in range(count)]
     return {"shared": load_shared, "local": load_local, "global": load_global}[space](
-        M, I, base, offset, dtype, count, mask, line, n)
+        M, sel, base, offset, dtype, count, mask, line, n
+    )
 
 
 @runtime
-def store_generic(M, I, address, offset, dtype, values, mask, line, n):  # noqa: ANN001, ANN201, E741
-    space, base = _generic(M, I, address, mask, line)
+def store_generic(M, sel, address, offset, dtype, values, mask, line, n):
+    space, base = _generic(M, sel, address, mask, line)
     if space == "param":
         raise Fault("write-to-read-only", line, "store to a kernel parameter", "copy the parameter first", 0)
     {"shared": store_shared, "local": store_local, "global": store_global}[space](
-        M, I, base, offset, dtype, values, mask, line, n)
+        M, sel, base, offset, dtype, values, mask, line, n
+    )

@@ -6,9 +6,16 @@ from ..emitter import Emitter, Modifiers
 from ..ptx.records import Instruction
 
 _LAMBDA = {"add": "lambda a, b: a + b", "sub": "lambda a, b: a - b", "mul": "lambda a, b: a * b", "fma": "fma"}
-_HALF = {"add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "min": "float_min({0}, {1})",
-         "max": "float_max({0}, {1})", "neg": "(-{0})", "abs": "np.abs({0})",
-         "fma": "to_f32_odd({0}.astype(f64) * {1} + {2})"}
+_HALF = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "min": "float_min({0}, {1})",
+    "max": "float_max({0}, {1})",
+    "neg": "(-{0})",
+    "abs": "np.abs({0})",
+    "fma": "to_f32_odd({0}.astype(f64) * {1} + {2})",
+}
 
 
 def pair_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:
@@ -20,7 +27,7 @@ def pair_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
     dst, *sources = ins.operands
     code = _LAMBDA[ins.opcode]
     if flush:
-        names = "abc"[:len(sources)]
+        names = "abc"[: len(sources)]
         code = f"lambda {', '.join(names)}: ftz(({code})({', '.join(f'ftz({x})' for x in names)}))"
     e.set(dst, f"pair_map({code}, {', '.join(e.value(s, 'u64') for s in sources)})", "u64")
 
@@ -60,7 +67,7 @@ def half_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
     if nan and ins.opcode not in ("min", "max"):
         raise e.fail(f".NaN does not go with {ins.opcode}")
     values = []
-    for lane in zip(*parts):
+    for lane in zip(*parts, strict=True):
         code = _HALF[ins.opcode].format(*lane)
         if nan:
             code = f"nan_if(nan_either({lane[0]}, {lane[1]}), {code})"
@@ -85,7 +92,13 @@ def _sign_bits(e: Emitter, ins: Instruction, kind: str, dst: object, source: obj
     dtype = "u32" if kind.endswith("x2") else "u16"
     sign = 0x80008000 if dtype == "u32" else 0x8000
     word = e.value(source, dtype)
-    e.set(dst, f"({word} ^ {dtype}({sign}))" if ins.opcode == "neg" else f"({word} & {dtype}({sign ^ (2**int(dtype[1:]) - 1)}))", dtype)
+    e.set(
+        dst,
+        f"({word} ^ {dtype}({sign}))"
+        if ins.opcode == "neg"
+        else f"({word} & {dtype}({sign ^ (2 ** int(dtype[1:]) - 1)}))",
+        dtype,
+    )
 
 
 def half_unary(e: Emitter, dst: object, source: object, kind: str, pattern: str) -> None:

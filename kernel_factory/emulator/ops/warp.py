@@ -19,14 +19,19 @@ def member_mask(e: Emitter, operand: object) -> None:
         if operand.value & _FULL != _FULL:
             raise e.fail(f"member mask {operand.value:#x}: only full warps (0xffffffff) are emulated")
     else:
-        e.line(f"full_mask(M, I, {e.value(operand, 'u32')}, {e.ins.line})")
+        e.line(f"full_mask(M, sel, {e.value(operand, 'u32')}, {e.ins.line})")
 
 
 @runtime
-def full_mask(M, I, mask, line):  # noqa: ANN001, ANN201, E741
+def full_mask(M, sel, mask, line):
     if (mask != np.uint32(_FULL)).any():
-        raise Fault("unsupported", line, f"member mask {int(mask.min()):#x} of a warp collective",
-                    "only full warps (0xffffffff) are emulated; extend ops/warp.py", int(threads_of(M, I, None)[0]))
+        raise Fault(
+            "unsupported",
+            line,
+            f"member mask {int(mask.min()):#x} of a warp collective",
+            "only full warps (0xffffffff) are emulated; extend ops/warp.py",
+            int(threads_of(M, sel, None)[0]),
+        )
 
 
 def _unguarded(e: Emitter, ins: Instruction) -> None:
@@ -51,7 +56,7 @@ def shuffle(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def shuffled(a, b, c, mode, n):  # noqa: ANN001, ANN201
+def shuffled(a, b, c, mode, n):
     """Value of the source lane, and whether that lane was in range (PTX ISA 9.7.9.6)."""
     lane = np.arange(32)[None, :]
     a = spread(a, n).reshape(-1, 32)
@@ -65,7 +70,9 @@ def shuffled(a, b, c, mode, n):  # noqa: ANN001, ANN201
     else:
         j = {"down": lane + b, "bfly": lane ^ b, "idx": lowest | (b & ~segment)}[mode]
         good = j <= highest
-    return np.take_along_axis(a, np.where(good, j, lane), 1).reshape(-1), np.ascontiguousarray(np.broadcast_to(good, a.shape)).reshape(-1)
+    return np.take_along_axis(a, np.where(good, j, lane), 1).reshape(-1), np.ascontiguousarray(
+        np.broadcast_to(good, a.shape)
+    ).reshape(-1)
 
 
 @emits("vote.sync", collective=32)
@@ -80,7 +87,7 @@ def vote(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def voted(p, mode, n):  # noqa: ANN001, ANN201
+def voted(p, mode, n):
     p = np.broadcast_to(p, n).reshape(-1, 32)
     if mode == "ballot":
         out = (p.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(1, dtype=np.uint32)
@@ -102,9 +109,15 @@ def reduce_warp(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def reduced(a, op, n):  # noqa: ANN001, ANN201
-    ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-             "xor": np.bitwise_xor}[op]
+def reduced(a, op, n):
+    ufunc = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[op]
     if a.dtype == np.float32 and op in ("min", "max"):
         ufunc = {"min": np.fmin, "max": np.fmax}[op]
     return np.repeat(ufunc.reduce(spread(a, n).reshape(-1, 32), axis=1, dtype=a.dtype), 32)
@@ -122,7 +135,7 @@ def elect(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def leaders(n):  # noqa: ANN001, ANN201
+def leaders(n):
     return np.arange(n) % 32 == 0
 
 
@@ -131,12 +144,12 @@ def active_mask(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Lanes of the warp that run this instruction now."""
     mods.type("b32")
     (dst,) = e.operands(1)
-    e.set(dst, "active_lanes(M, I)", "u32")
+    e.set(dst, "active_lanes(M, sel)", "u32")
 
 
 @runtime
-def active_lanes(M, I):  # noqa: ANN001, ANN201, E741
-    ids = threads_of(M, I, None)
+def active_lanes(M, sel):
+    ids = threads_of(M, sel, None)
     words = np.zeros(M.T // 32, np.uint32)
     np.bitwise_or.at(words, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
     return words[ids >> 5]
@@ -147,10 +160,10 @@ def warp_barrier(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """bar.warp.sync: orders the lanes' memory accesses; whole warps are here already."""
     _unguarded(e, ins)
     member_mask(e, e.operands(1)[0])
-    e.line("warp_synced(M, I)")
+    e.line("warp_synced(M, sel)")
 
 
 @runtime
-def warp_synced(M, I):  # noqa: ANN001, ANN201, E741
+def warp_synced(M, sel):
     if M.race:
-        M.race.warp_barrier(threads_of(M, I, None))
+        M.race.warp_barrier(threads_of(M, sel, None))

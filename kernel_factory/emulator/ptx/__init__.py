@@ -1,8 +1,31 @@
 """PTX text to flat statement lists, one a kernel."""
 
 from .parser import parse
-from .records import (Address, Immediate, Instruction, KernelText, Label, ModuleText, Param, Register, Special,
-                      Symbol, Vector)
+from .records import (
+    Address,
+    Immediate,
+    Instruction,
+    KernelText,
+    Label,
+    ModuleText,
+    Param,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
 
-__all__ = ["Address", "Immediate", "Instruction", "KernelText", "Label", "ModuleText", "Param", "Register", "Special",
-           "Symbol", "Vector", "parse"]
+__all__ = [
+    "Address",
+    "Immediate",
+    "Instruction",
+    "KernelText",
+    "Label",
+    "ModuleText",
+    "Param",
+    "Register",
+    "Special",
+    "Symbol",
+    "Vector",
+    "parse",
+]

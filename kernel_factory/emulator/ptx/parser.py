@@ -10,15 +10,50 @@ from __future__ import annotations
 import re
 
 from ..errors import PtxError
-from .records import (Address, Immediate, Instruction, KernelText, Label, ModuleText, Param, Register, Special,
-                      Symbol, Variable, Vector)
+from .records import (
+    Address,
+    Immediate,
+    Instruction,
+    KernelText,
+    Label,
+    ModuleText,
+    Param,
+    Register,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
 
-BYTES = {"pred": 0, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4,
-         "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16}
+BYTES = {
+    "pred": 0,
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "f16x2": 4,
+    "bf16x2": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+    "f32x2": 8,
+    "b128": 16,
+}
 
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|"
-                      r"%(laneid|warpid|nwarpid|smid|nsmid|gridid|lanemask_(eq|lt|le|gt|ge)|cluster_ctarank|"
-                      r"cluster_nctarank|clock|clock64|globaltimer|dynamic_smem_size|total_smem_size|is_explicit_cluster)$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|"
+    r"%(laneid|warpid|nwarpid|smid|nsmid|gridid|lanemask_(eq|lt|le|gt|ge)|cluster_ctarank|"
+    r"cluster_nctarank|clock|clock64|globaltimer|dynamic_smem_size|total_smem_size|is_explicit_cluster)$"
+)
 _IDENT = r"[%$A-Za-z_][\w$]*"
 _LABEL = re.compile(rf"({_IDENT})\s*:(?!:)")
 _DEBUG = re.compile(r"\.(loc|file)\b")
@@ -81,13 +116,18 @@ class _ModuleParser:
         return self.text.count("\n", 0, pos) + 1
 
     def parse(self) -> ModuleText:
-        head = re.compile(r"\s*(?:(\.(?:version|target|address_size|file|loc)\b[^\n]*)|(\.section\b)|"
-                          r"((?:\.visible\s+|\.weak\s+)?\.entry\b)|([^;{]+;))")
-        while self.text[self.pos:].strip():
+        head = re.compile(
+            r"\s*(?:(\.(?:version|target|address_size|file|loc)\b[^\n]*)|(\.section\b)|"
+            r"((?:\.visible\s+|\.weak\s+)?\.entry\b)|([^;{]+;))"
+        )
+        while self.text[self.pos :].strip():
             match = head.match(self.text, self.pos)
             if not match:
-                raise PtxError(self.line(self.pos), self.text[self.pos:].strip().split("\n")[0],
-                               "module-level text not understood; only kernels and shared variables are supported")
+                raise PtxError(
+                    self.line(self.pos),
+                    self.text[self.pos :].strip().split("\n")[0],
+                    "module-level text not understood; only kernels and shared variables are supported",
+                )
             if match[3]:
                 self._entry(match.start(3))
             else:
@@ -112,15 +152,21 @@ class _ModuleParser:
     def _module_variable(self, text: str, pos: int) -> None:
         match = re.match(r"((?:\.(?:extern|visible|weak|common)\s+)*)\.shared\s+(.*);$", text.strip(), re.S)
         if not match:
-            raise PtxError(self.line(pos), " ".join(text.split()), "only .shared variables are supported at module level")
+            raise PtxError(
+                self.line(pos), " ".join(text.split()), "only .shared variables are supported at module level"
+            )
         self.shared.append(_variable(" ".join(match[2].split()), self.line(pos), "extern" in match[1]))
 
     def _entry(self, start: int) -> None:
         match = re.compile(rf"(?:\.\w+\s+)?\.entry\s+({_IDENT})\s*(?:\(([^)]*)\))?([^{{]*)\{{").match(self.text, start)
         if not match:
-            raise PtxError(self.line(start), self.text[start:start + 60], "kernel header not understood")
-        kernel = KernelText(name=match[1], params=self._params(match[2] or "", start),
-                            required_threads=self._threads(match[3]), shared=list(self.shared))
+            raise PtxError(self.line(start), self.text[start : start + 60], "kernel header not understood")
+        kernel = KernelText(
+            name=match[1],
+            params=self._params(match[2] or "", start),
+            required_threads=self._threads(match[3]),
+            shared=list(self.shared),
+        )
         self.pos = _BodyParser(self.text, match.end(), self.line(match.end()), kernel).parse()
         self.kernels[kernel.name] = kernel
 
@@ -164,7 +210,7 @@ class _BodyParser:
             space = _SPACE.match(text, self.pos)
             if space:
                 self.pos = space.end()
-            ch = text[self.pos:self.pos + 1]
+            ch = text[self.pos : self.pos + 1]
             if not ch:
                 raise PtxError(self.line(), "", "the kernel's body has no closing brace; the text is cut off")
             if ch == "{":
@@ -190,7 +236,7 @@ class _BodyParser:
         self.opened += 1
         scope = _Scope(self.opened)
         end = self._matching(self.pos)
-        scope.labels = {m[1] for m in re.finditer(rf"(?:^|[;{{}}\n])\s*({_IDENT})\s*:(?!:)", self.text[self.pos:end])}
+        scope.labels = {m[1] for m in re.finditer(rf"(?:^|[;{{}}\n])\s*({_IDENT})\s*:(?!:)", self.text[self.pos : end])}
         self.scopes.append(scope)
         self.pos += 1
 
@@ -218,14 +264,16 @@ class _BodyParser:
         for ins in self.kernel.instructions:
             for operand in ins.operands:
                 if isinstance(operand, Label) and operand.name not in self.kernel.labels:
-                    raise PtxError(ins.line, ins.text, f"branch to label {operand.name}, which the kernel does not define")
+                    raise PtxError(
+                        ins.line, ins.text, f"branch to label {operand.name}, which the kernel does not define"
+                    )
 
     def _statement(self) -> None:
         end = self.text.find(";", self.pos)
         if end < 0:
-            raise PtxError(self.line(), self.text[self.pos:self.pos + 60], "statement without a closing semicolon")
+            raise PtxError(self.line(), self.text[self.pos : self.pos + 60], "statement without a closing semicolon")
         line = self.line()
-        source = " ".join(self.text[self.pos:end].split())
+        source = " ".join(self.text[self.pos : end].split())
         self.pos = end + 1
         if source.startswith("."):
             self._declare(source, line)
@@ -275,7 +323,7 @@ class _BodyParser:
             if name in scope.names:
                 return scope.names[name]
             for prefix, count, kind in scope.ranges:
-                if name.startswith(prefix) and name[len(prefix):].isdigit() and int(name[len(prefix):]) < count:
+                if name.startswith(prefix) and name[len(prefix) :].isdigit() and int(name[len(prefix) :]) < count:
                     return self._new_register(name, kind, scope)
         return None
 
@@ -308,7 +356,9 @@ class _BodyParser:
         symbol = re.match(rf"({_IDENT})(?:\s*\+\s*(\w+))?$", text)
         if symbol and (symbol[1] in self.params or self._is_variable(symbol[1])):
             return Symbol(symbol[1], _integer(symbol[2]) if symbol[2] else 0)
-        raise PtxError(line, source, f"operand {text!r} is no declared register, variable, constant or special register")
+        raise PtxError(
+            line, source, f"operand {text!r} is no declared register, variable, constant or special register"
+        )
 
     def _is_variable(self, name: str) -> bool:
         return any(v.name == name for v in (*self.kernel.shared, *self.kernel.local))
