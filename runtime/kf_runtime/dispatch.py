@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -20,9 +20,12 @@ from kf_runtime.counters import Counters
 from kf_runtime.errors import ManifestError, Unavailable
 from kf_runtime.execute import PlanExecutor
 from kf_runtime.loader import Loader
-from kf_runtime.manifest import Manifest, load
+from kf_runtime.plan import Plan
 from kf_runtime.route import Call, Generic, Reason, Route, UseCubin
 from kf_runtime.system import System
+
+if TYPE_CHECKING:
+    from kf_runtime.manifest import Manifest
 
 DATA: Final = Path(__file__).parent / "data"
 OFF: Final = Generic(reason=Reason(code="off", text="KF is disabled by CUEQ_TRIMUL_KF_CAMPAIGN"))
@@ -52,10 +55,12 @@ class Dispatcher:
         self._manifest: Manifest | ManifestError | None = None
         self._systems: dict[int, System] = {}
         self._loaders: dict[int, Loader] = {}
-        self._executors: dict[tuple[str, torch.device], PlanExecutor] = {}
+        self._executors: dict[tuple[str, torch.device], PlanExecutor | Unavailable] = {}
 
     def manifest(self) -> Manifest:
         """The verified manifest, read once. Raises ManifestError, the same one each time."""
+        from kf_runtime.manifest import load  # here: its records would be a third of this package's import time
+
         with self._lock:
             if self._manifest is None:
                 try:
@@ -124,18 +129,27 @@ class Dispatcher:
         return decided
 
     def executor(self, decided: UseCubin, device: torch.device) -> PlanExecutor:
-        """The executor of a route on one device, built and loaded once. Raises Unavailable."""
+        """The executor of a route on one device, built and loaded once. Raises Unavailable, each time the same."""
         key = (decided.entry.plan, device)
         with self._lock:
             if key not in self._executors:
-                functions = self._loader(device.index or 0).functions(decided.plan)
-                self._executors[key] = PlanExecutor(decided.plan, functions, device)
-            return self._executors[key]
+                self._executors[key] = self._build(decided.plan, device)
+            found = self._executors[key]
+        if isinstance(found, Unavailable):
+            raise found
+        return found
+
+    def _build(self, plan: Plan, device: torch.device) -> PlanExecutor | Unavailable:
+        """A new executor, or why there is none; either way the cubins are read once."""
+        try:
+            return PlanExecutor(plan, self._loader(device.index or 0).functions(plan), device)
+        except Unavailable as error:
+            return error
 
     def executors(self) -> tuple[PlanExecutor, ...]:
         """Every executor built so far."""
         with self._lock:
-            return tuple(self._executors.values())
+            return tuple(found for found in self._executors.values() if isinstance(found, PlanExecutor))
 
     def _loader(self, ordinal: int) -> Loader:
         if ordinal not in self._loaders:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kf_runtime import driver
 from kf_runtime.errors import CubinCorrupt, CubinMissing
-from kf_runtime.manifest import CubinRecord, Manifest
 from kf_runtime.plan import Launch, Plan
+
+if TYPE_CHECKING:
+    from kf_runtime.manifest import CubinRecord, Manifest
 
 
 def read_cubin(folder: Path, record: CubinRecord) -> bytes:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.errors import DriverTooOld, NotAdmitted, Unavailable
-from kf_runtime.manifest import Entry, Manifest
 from kf_runtime.plan import Plan
 from kf_runtime.system import System
+
+if TYPE_CHECKING:
+    from kf_runtime.manifest import Entry, Manifest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,11 @@ class Arguments:
         """The parameters by name, in the public order."""
         return {name: getattr(self, name) for name in PARAMETERS}
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of the call: x, the mask, and the parameters that are given."""
+        found = [self.x, self.mask, *(getattr(self, name) for name in PARAMETERS)]
+        return [tensor for tensor in found if tensor is not None]
+
     def given(self) -> dict[str, Tensor]:
         """The parameters that are not None."""
         return {name: value for name, value in self.parameters().items() if value is not None}
@@ -105,9 +110,8 @@ def check(call: Arguments) -> None:
     """Raises ArgumentError for the first argument outside its domain."""
     _check_options(call)
     _check_pair(call)
-    _check_ranks(call)
-    _check_shapes(call)
-    _check_dtypes(call)
+    _check_width(call)
+    _check_parameters(call)
 
 
 def _check_options(call: Arguments) -> None:
@@ -143,18 +147,44 @@ def _check_pair(call: Arguments) -> None:
         raise ArgumentError("mask", expected=f"a tensor on {x.device}, as x", found=f"one on {mask.device}")
 
 
-def _check_ranks(call: Arguments) -> None:
-    """Ranks come first: D is read from a weight's shape."""
-    for name, value in call.parameters().items():
+def _check_width(call: Arguments) -> None:
+    """D is read from the shape of a weight: the weights come first."""
+    for name in ("p_in_weight", "g_in_weight", "norm_out_weight", "p_out_weight"):
+        value = getattr(call, name)
         if value is None:
             continue
-        rank = 2 if name in ("p_in_weight", "g_in_weight", "p_out_weight", "g_out_weight") else 1
+        rank = 1 if name == "norm_out_weight" else 2
         if not isinstance(value, Tensor):
             raise ArgumentError(name, expected="a tensor or None", found=type(value).__name__)
         if value.dim() != rank:
             raise ArgumentError(name, expected=f"{rank} dimension(s)", found=f"shape {list(value.shape)}")
         if name in ("p_in_weight", "g_in_weight") and (value.shape[0] % 2 or value.shape[0] < 2):
             raise ArgumentError(name, expected="shape [2D, C]", found=f"shape {list(value.shape)}")
+
+
+def _check_parameters(call: Arguments) -> None:
+    """Shape, device and dtype of every parameter that is given."""
+    x, C, D = call.x, call.C, call.D
+    device, own = x.device, x.dtype
+    dtype: torch.dtype | None = None
+    for name, shape in shapes(C, D).items():
+        value = getattr(call, name)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise ArgumentError(name, expected="a tensor or None", found=type(value).__name__)
+        if value.shape != shape:
+            expected = f"shape {list(shape)} (C = {C}, D = {D})"
+            raise ArgumentError(name, expected=expected, found=f"shape {list(value.shape)}")
+        if value.device != device:
+            raise ArgumentError(name, expected=f"a tensor on {device}, as x", found=f"one on {value.device}")
+        if value.dtype is dtype:
+            continue
+        if value.dtype not in (own, torch.float32):
+            raise ArgumentError(name, expected=f"dtype {own} (as x) or torch.float32", found=value.dtype)
+        if dtype is not None:
+            raise ArgumentError(name, expected=f"dtype {dtype}, as the parameters before it", found=value.dtype)
+        dtype = value.dtype
 
 
 def shapes(C: int, D: int) -> dict[str, tuple[int, ...]]:
@@ -173,28 +203,6 @@ def shapes(C: int, D: int) -> dict[str, tuple[int, ...]]:
         "g_out_weight": (C, C),
         "g_out_bias": (C,),
     }
-
-
-def _check_shapes(call: Arguments) -> None:
-    C, D = call.C, call.D
-    for name, shape in shapes(C, D).items():
-        value = call.parameters()[name]
-        if value is not None and tuple(value.shape) != shape:
-            expected = f"shape {list(shape)} (C = {C}, D = {D})"
-            raise ArgumentError(name, expected=expected, found=f"shape {list(value.shape)}")
-
-
-def _check_dtypes(call: Arguments) -> None:
-    x = call.x
-    dtype: torch.dtype | None = None
-    for name, value in call.given().items():
-        if value.device != x.device:
-            raise ArgumentError(name, expected=f"a tensor on {x.device}, as x", found=f"one on {value.device}")
-        if value.dtype not in (x.dtype, torch.float32):
-            raise ArgumentError(name, expected=f"dtype {x.dtype} (as x) or torch.float32", found=value.dtype)
-        if dtype is not None and value.dtype != dtype:
-            raise ArgumentError(name, expected=f"dtype {dtype}, as the parameters before it", found=value.dtype)
-        dtype = value.dtype
 
 
 def fill(call: Arguments) -> Arguments:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from kf_runtime import dispatch
+from kf_runtime.dispatch import Dispatcher
 from kf_runtime.execute import PlanExecutor
 from kf_runtime.ops.trimul_arguments import Arguments, TriMulPrecision
+from kf_runtime.route import Generic
 
 EPS: Final = 1e-5
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
@@ -36,7 +38,7 @@ BIASES: Final = ("p_in_bias", "g_in_bias", "p_out_bias", "g_out_bias")
 
 _dtype_and_shape: Final = attrgetter("dtype", "shape")
 _is_cpu: Final = attrgetter("is_cpu")
-_requires_grad: Final = attrgetter("requires_grad")
+requires_grad: Final = attrgetter("requires_grad")
 _is_contiguous: Final = Tensor.is_contiguous
 _data_ptr: Final = Tensor.data_ptr
 _grad_enabled: Final = torch.is_grad_enabled
@@ -76,13 +78,13 @@ def replay(
         return None
     try:
         key = (direction, mask is None, biases[0] is None, x.get_device(), x.shape, weights[2].shape)  # type: ignore[union-attr]
-        ready: Ready | None = dispatch.current().table.get(key)
+        ready: Ready | Generic | None = dispatch.current().table.get(key)
     except (
         TypeError,
         AttributeError,
     ):  # an unhashable direction, no p_in_weight: the argument check and explain name it
         return None
-    if ready is None or eps != EPS or not (precision is None or known_precision(precision)):
+    if not isinstance(ready, Ready) or eps != EPS or not (precision is None or known_precision(precision)):
         return None
     operands: tuple[Any, ...] = (x, *weights) if mask is None else (x, mask, *weights)
     if biases[0] is not None:
@@ -94,7 +96,7 @@ def replay(
         or list(map(_dtype_and_shape, operands)) != ready.signature
         or list(map(ready.place, operands)) != ready.places
         or not all(map(_is_contiguous, operands))
-        or (_grad_enabled() and any(map(_requires_grad, operands)))
+        or (_grad_enabled() and any(map(requires_grad, operands)))
         or (_any_autocast() and other_autocast(x.device.type))
     ):
         return None
@@ -113,9 +115,7 @@ def remember(call: Arguments, executor: PlanExecutor) -> None:
     operands = [getattr(call, name) for name in names]
     order = tuple(names.index(name) for name in executor.inputs)
     place = torch.Tensor.get_device if call.x.is_cuda else _is_cpu
-    shapes = call.x.shape, getattr(call, WEIGHTS[2]).shape
-    key = (call.direction, call.mask is None, call.p_in_bias is None, call.x.get_device(), *shapes)
-    dispatch.current().table[key] = Ready(
+    dispatch.current().table[_key(call)] = Ready(
         executor=executor,
         signature=list(map(_dtype_and_shape, operands)),
         place=place,
@@ -123,6 +123,27 @@ def remember(call: Arguments, executor: PlanExecutor) -> None:
         gather=None if order == tuple(range(len(names))) else itemgetter(*order),
         misaligned=max(buffer.alignment for buffer in executor.plan.named("input")) - 1,
     )
+
+
+def known(call: Arguments, current: Dispatcher) -> Generic | None:
+    """The lasting reason for which this BF16 signature is declined, where it was decided before."""
+    if call.p_in_weight is None:
+        return None
+    found = current.table.get(_key(call))
+    return found if isinstance(found, Generic) else None
+
+
+def decline(call: Arguments, current: Dispatcher, declined: Generic) -> None:
+    """Remember that this signature is declined, whatever its operands' strides and addresses."""
+    if call.p_in_weight is not None:
+        current.table[_key(call)] = declined
+
+
+def _key(call: Arguments) -> tuple[Any, ...]:
+    """The table's key; ``replay`` spells the same one out."""
+    x, p = call.x, call.p_in_weight
+    assert p is not None, "a call without p_in_weight has no key"
+    return (call.direction, call.mask is None, call.p_in_bias is None, x.get_device(), x.shape, p.shape)
 
 
 def traced() -> bool:

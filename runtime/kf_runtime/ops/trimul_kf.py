@@ -23,13 +23,16 @@ from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.ops import trimul_hot
-from kf_runtime.ops.trimul_arguments import Arguments, check
+from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments, check
 from kf_runtime.ops.trimul_hot import BIASES, EPS, PLAIN, WEIGHTS
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
 from kf_runtime.system import System
 
 OP: Final = "triangle_multiplicative_update"
+#: Reasons that hold for a whole signature, whatever the strides and addresses of its operands.
+LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt",
+                            "driver_too_old", "driver_error"))  # fmt: skip
 
 
 def _declined(code: str, text: str, *, binding: bool = False) -> Generic:
@@ -56,8 +59,13 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
     declined = quick(call, current.mode)
     if declined is not None:
         return declined
+    known = trimul_hot.known(call, current)
+    if isinstance(known, Generic):
+        return known
     resolved = current.resolve(call.x.device, lambda system: describe(call, system))
     if isinstance(resolved, Generic):
+        if resolved.reason.code in LASTING and current.mode is not Mode.FORCE:
+            trimul_hot.decline(call, current, resolved)
         return resolved
     cast = as_bf16(call)
     trimul_hot.remember(cast, resolved)
@@ -82,10 +90,10 @@ def quick(call: Arguments, mode: Mode) -> Generic | None:
     """Why a call never reaches KF, from what is cheapest to look at; None where it may."""
     if mode is Mode.OFF:
         return dispatch.OFF
-    tensors = [call.x, *call.given().values()] + ([] if call.mask is None else [call.mask])
+    tensors = call.tensors()
     if traced(tensors):
         return TRACING
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and any(map(trimul_hot.requires_grad, tensors)):
         return GRAD
     return _dtype(call)
 
@@ -97,9 +105,9 @@ def traced(tensors: list[Tensor]) -> bool:
 
 def _dtype(call: Arguments) -> Generic | None:
     wanted = torch.float32 if call.precision == "bfloat16" and call.x.dtype == torch.float32 else torch.bfloat16
-    named = {"x": call.x, **call.given()}
-    for name, tensor in named.items():
-        if tensor.dtype != wanted:
+    for name in ("x", *PARAMETERS):
+        tensor = getattr(call, name)
+        if tensor is not None and tensor.dtype != wanted:
             text = (
                 f"{name} is {tensor.dtype}; KF takes a BF16 pair with BF16 parameters, "
                 'or float32 throughout with precision="bfloat16"'

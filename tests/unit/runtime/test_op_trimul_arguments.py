@@ -35,7 +35,7 @@ update = kf_runtime.triangle_multiplicative_update
         ({"norm_in_weight": torch.zeros(15).bfloat16()}, "norm_in_weight", "[16]", "[15]"),
         ({"norm_out_bias": torch.zeros(15).bfloat16()}, "norm_out_bias", "[16]", "[15]"),
         ({"p_out_weight": torch.zeros(16, 15).bfloat16()}, "p_out_weight", "[16, 16]", "[16, 15]"),
-        ({"g_out_bias": torch.zeros(1, 16).bfloat16()}, "g_out_bias", "1 dim", "[1, 16]"),
+        ({"g_out_bias": torch.zeros(1, 16).bfloat16()}, "g_out_bias", "[16]", "[1, 16]"),
         ({"g_out_weight": torch.zeros(16, 16).half()}, "g_out_weight", "torch.bfloat16", "torch.float16"),
         ({"g_out_weight": torch.zeros(16, 16)}, "g_out_weight", "as the parameters before it", "torch.float32"),
         ({"g_out_weight": torch.zeros(16, 16, device="meta").bfloat16()}, "g_out_weight", "cpu", "meta"),

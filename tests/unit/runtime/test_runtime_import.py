@@ -40,11 +40,11 @@ def test_import_needs_no_driver_and_no_home() -> None:
 
 
 def test_import_adds_little_to_torch() -> None:
-    """Importing the op adds at most 50 ms to torch's own import (best of three)."""
+    """Importing the op adds at most 50 ms of CPU time to torch's own import (best of three)."""
     code = (
-        "import torch, time; start = time.perf_counter()\n"
+        "import torch, time; start = time.process_time()\n"
         "import kf_runtime; kf_runtime.triangle_multiplicative_update\n"
-        "print(time.perf_counter() - start)"
+        "print(time.process_time() - start)"
     )
     assert min(float(python(code)) for _ in range(3)) < 0.05
 
