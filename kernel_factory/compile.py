@@ -95,6 +95,7 @@ def _run_worker(store: Store, spec: KernelSpec, sm: str) -> Artifact:
             "CUTE_DSL_ARCH": sm,
             "CUTE_DSL_KEEP": "ptx,cubin",
             "CUTE_DSL_DUMP_DIR": folder,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # the sources that the key was made of
         }
         command = [sys.executable, "-m", "kernel_factory.compile", folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
