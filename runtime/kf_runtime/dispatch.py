@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -142,7 +143,8 @@ class Dispatcher:
     def _build(self, plan: Plan, device: torch.device) -> PlanExecutor | Unavailable:
         """A new executor, or why there is none; either way the cubins are read once."""
         try:
-            return PlanExecutor(plan, self._loader(device.index or 0).functions(plan), device)
+            with _on(device):
+                return PlanExecutor(plan, self._loader(device.index or 0).functions(plan), device)
         except Unavailable as error:
             return error
 
@@ -155,6 +157,11 @@ class Dispatcher:
         if ordinal not in self._loaders:
             self._loaders[ordinal] = Loader(self.manifest(), self.folder, ordinal)
         return self._loaders[ordinal]
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """The device's context as the current one, where it has one of torch's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _capturing(device: torch.device) -> bool:

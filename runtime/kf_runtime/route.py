@@ -135,10 +135,11 @@ def _admit(cell: Cell, operands: Mapping[str, Operand] | None, manifest: Manifes
     if entry is None:
         text = f"no admitted cell is {cell}"
         return Generic(reason=Reason(code="cell", text=text, nearest=manifest.nearest(cell), binding=True))
-    refusal = _operands(cell, operands, manifest.plan_of(entry)) or _product(entry, system, mode)
+    plan = manifest.plan_of(entry)
+    refusal = _operands(cell, operands, plan) or _grid_barrier(plan) or _product(entry, system, mode)
     if refusal is not None:
         return Generic(reason=refusal)
-    return UseCubin(entry=entry, plan=manifest.plan_of(entry), cell=cell)
+    return UseCubin(entry=entry, plan=plan, cell=cell)
 
 
 def _product(entry: Entry, system: System, mode: Mode) -> Reason | None:
@@ -149,7 +150,16 @@ def _product(entry: Entry, system: System, mode: Mode) -> Reason | None:
         f"proved on {proved}, not on {system.product}; set CUEQ_TRIMUL_KF_CAMPAIGN=preview to run it "
         "on that evidence, or run the device check"
     )
-    return Reason(code="product", text=text, nearest=entry.cell)
+    return Reason(code="product", text=text)
+
+
+def _grid_barrier(plan: Plan) -> Reason | None:
+    """Blocks that wait for each other need all of them resident, which MPS may prevent; unknown means generic."""
+    marked = [launch.kernel for launch in plan.launches if launch.grid_barrier]
+    if not marked:
+        return None
+    text = f"{', '.join(marked)}: synchronises its blocks through global memory; not dispatched by this version"
+    return Reason(code="grid_barrier", text=text, binding=True)
 
 
 def _operands(cell: Cell, operands: Mapping[str, Operand] | None, plan: Plan) -> Reason | None:

@@ -141,7 +141,7 @@ def generic(call: Arguments) -> Tensor:
 def _products(call: Arguments) -> Iterator[None]:
     """Eager CUDA products of float32 operands as ``precision`` says; torch's own setting otherwise."""
     wanted = {TriMulPrecision.TF32: "tf32", TriMulPrecision.TF32x3: "ieee", TriMulPrecision.IEEE: "ieee"}
-    choice = wanted.get(call.precision) if isinstance(call.precision, TriMulPrecision) else None
+    choice = wanted.get(TriMulPrecision(call.precision)) if isinstance(call.precision, int) else None
     if choice is None or call.x.device.type != "cuda":
         yield
         return

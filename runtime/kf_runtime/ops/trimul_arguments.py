@@ -32,6 +32,11 @@ class TriMulPrecision(IntEnum):
 Precision = TriMulPrecision | Literal["bfloat16"] | None
 
 
+def is_precision(value: object) -> bool:
+    """Whether ``value`` is a TriMulPrecision, ours or another package's of the same values."""
+    return isinstance(value, IntEnum) and type(value).__name__ == "TriMulPrecision" and -1 <= value <= 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """One call: pair ``[*, N, N, C]``, mask ``[*, N, N]`` or None, and the parameters by their public names."""
@@ -118,7 +123,7 @@ def _check_options(call: Arguments) -> None:
     if call.direction not in DIRECTIONS:
         raise ArgumentError("direction", expected="'outgoing' or 'incoming'", found=repr(call.direction))
     precision = call.precision
-    if not (precision is None or isinstance(precision, TriMulPrecision) or precision == "bfloat16"):
+    if not (precision is None or precision == "bfloat16" or is_precision(precision)):
         expected = "None, a TriMulPrecision or 'bfloat16'"
         raise ArgumentError("precision", expected=expected, found=repr(precision))
     if not (isinstance(call.eps, (int, float)) and call.eps >= 0):

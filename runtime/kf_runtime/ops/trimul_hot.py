@@ -19,7 +19,7 @@ from torch import Tensor
 from kf_runtime import dispatch
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.execute import PlanExecutor
-from kf_runtime.ops.trimul_arguments import Arguments, TriMulPrecision
+from kf_runtime.ops.trimul_arguments import Arguments, is_precision
 from kf_runtime.route import Generic
 
 EPS: Final = 1e-5
@@ -42,10 +42,11 @@ requires_grad: Final = attrgetter("requires_grad")
 _is_contiguous: Final = Tensor.is_contiguous
 _data_ptr: Final = Tensor.data_ptr
 _grad_enabled: Final = torch.is_grad_enabled
-_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
-_functorch_level: Final = torch._C._functorch.peek_interpreter_stack
-_jit_trace: Final = torch._C._get_tracing_state
-_any_autocast: Final = torch._C._is_any_autocast_enabled
+# torch has no public form of these; where one is missing, every call counts as traced: the generic path.
+_dispatch_modes: Final = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_functorch_level: Final = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
+_jit_trace: Final = getattr(torch._C, "_get_tracing_state", lambda: True)
+_any_autocast: Final = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +154,7 @@ def traced() -> bool:
 
 def known_precision(precision: object) -> bool:
     """Whether ``precision`` is a value that the op knows, None aside."""
-    return isinstance(precision, TriMulPrecision) or precision == "bfloat16"
+    return precision == "bfloat16" or is_precision(precision)
 
 
 def other_autocast(kind: str) -> bool:

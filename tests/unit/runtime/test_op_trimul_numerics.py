@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import kf_runtime
@@ -215,6 +216,13 @@ def test_precision_values_change_nothing_on_the_cpu(precision: Any) -> None:
     """Every TriMulPrecision is accepted; on the CPU all are full float32."""
     x, mask, p = make(dtype=torch.float32)
     assert torch.equal(update(x, "outgoing", mask, precision=precision, **p), update(x, "outgoing", mask, **p))
+
+
+def test_another_packages_precision_enum_is_accepted() -> None:
+    """A model may pass the TriMulPrecision of the frontend that it was written for."""
+    other = IntEnum("TriMulPrecision", {"NONE": -1, "DEFAULT": 0, "TF32": 1, "TF32x3": 2, "IEEE": 3})
+    x, mask, p = make(dtype=torch.float32)
+    assert torch.equal(update(x, "outgoing", mask, precision=other.IEEE, **p), update(x, "outgoing", mask, **p))
 
 
 def test_gradients_are_right_to_second_order() -> None:

@@ -260,3 +260,13 @@ def test_explain_of_an_admitted_call(fake: FakeDriver, install: Install, wheel: 
     assert isinstance(decided, UseCubin) and decided.cell == trimul_cell()
     assert SHA[:12] in str(decided) and "KF Emulated sm_90a (emulated)" in str(decided)
     assert fake.images == [] and fake.launches == []
+
+
+def test_a_grid_barrier_is_declined() -> None:
+    """A plan whose kernel synchronises its blocks through global memory is not dispatched: unknown means generic."""
+    found = small_manifest()
+    (digest, plan), *_ = found.plans.items()
+    launches = (replace(plan.launches[0], grid_barrier=True), *plan.launches[1:])
+    marked = replace(found, plans={digest: replace(plan, launches=launches)})
+    decided = route.decide(call(EMULATED), marked, EMULATED, Mode.AUTO)
+    assert isinstance(decided, Generic) and decided.reason.code == "grid_barrier" and "project" in str(decided)
