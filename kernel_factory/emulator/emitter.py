@@ -55,7 +55,7 @@ DTYPES = {
     "bool": np.bool_,
 }
 UNKNOWN_SPECIALS = ("clock", "clock64", "globaltimer")
-_ALIAS = re.compile(r"v\d+(\.view\(\w+\))*$")
+_ALIAS = re.compile(r"\(*v\d+(\.view\(\w+\)|\))*$")
 
 
 def storage(ptx_type: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from ptx_lab import THREADS, launch
 
 from kernel_factory.emulator import Counters
+from kernel_factory.emulator.launch import BATCH_THREADS
 
 MODES = ("lockstep", "warp-serial", "race")
 SMEM = ".extern .shared .align 1024 .b8 smem[];"
@@ -49,7 +50,7 @@ def test_sectors_follow_from_the_stride(stride, kind, regs, per_warp, unique, mo
 @pytest.mark.parametrize("order", ["%r0", "%r2"])
 def test_sectors_do_not_depend_on_lane_order_or_guards(order):
     """A permuted coalesced access costs the same; a guard leaves only the sectors of the lanes that are on."""
-    at = "mov.u32 %r0, %tid.x; xor.b32 %r2, %r0, 21; ld.param.u64 %d0, [dst];"
+    at = "mov.u32 %r0, %tid.x; mul.lo.s32 %r2, %r0, 5; bfi.b32 %r2, %r2, %r0, 0, 5; ld.param.u64 %d0, [dst];"
     at += f"mul.wide.u32 %d1, {order}, 4; add.s64 %d0, %d0, %d1;"
     result, _ = launch(at + "st.global.b32 [%d0], %r0;", {"dst": 256})
     assert result.counters.memory["dst"]["write"] == {"sectors": 8, "unique": 8, "bytes": 256}
@@ -76,6 +77,8 @@ def shared_access(stride: int, kind: str, regs: str) -> str:
         (2, "b16", "%h1", 1, 1),
         (8, "v2.b32", "{%r0, %r0}", 2, 2),
         (16, "v4.b32", "{%r0, %r0, %r0, %r0}", 4, 4),
+        (0, "v4.b32", "{%r0, %r0, %r0, %r0}", 4, 4),
+        (0, "v2.b32", "{%r0, %r0}", 2, 2),
         (32, "v4.b32", "{%r0, %r0, %r0, %r0}", 8, 4),
         (128, "v4.b32", "{%r0, %r0, %r0, %r0}", 32, 4),
         (144, "v4.b32", "{%r0, %r0, %r0, %r0}", 4, 4),
@@ -121,3 +124,36 @@ def test_counts_are_equal_in_every_mode_and_survive_json():
     assert counts[0]["barriers"] == 3 * 2 * 5 and counts[0]["memory"]["dst"]["write"]["bytes"] == 48 * 5 * 4
     assert Counters.from_json(counts[0]).to_json() == counts[0]
     assert result.thread_instructions == counts[0]["thread_instructions"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_do_not_show(mode, monkeypatch):
+    """Running CTAs a few at a time or all together gives the same output, findings and counts."""
+    body = (
+        "mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mov.u32 %r9, smem; mad.lo.s32 %r8, %r0, 4, %r9;"
+        "mad.lo.s32 %r2, %r1, 64, %r0; ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, %r2, 4; add.s64 %d0, %d0, %d1;"
+        "st.shared.b32 [%r8], %r2; bar.sync 0; xor.b32 %r3, %r0, 40; mad.lo.s32 %r3, %r3, 4, %r9;"
+        "ld.shared.b32 %r4, [%r3]; setp.lt.u32 %p1, %r1, 3; @%p1 bra SKIP; add.s32 %r4, %r4, 1000; SKIP:"
+        "st.global.b32 [%d0], %r4; st.global.b32 [%d0], %r4;"
+    )
+    seen = []
+    for threads in (64, 192, 65536):
+        monkeypatch.setitem(BATCH_THREADS, mode, threads)
+        result, memory = launch(body, {"dst": 7 * 256}, shared=SMEM, dynamic=256, grid=7, mode=mode)
+        assert result.ok, [str(f) for f in result.findings]
+        seen.append((memory.read("dst", np.uint32, (448,)).tolist(), result.counters.to_json()))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][0] == [64 * c + (t ^ 40) + (1000 if c >= 3 else 0) for c in range(7) for t in range(64)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_threads_that_parted_meet_again_before_they_store(mode):
+    """After an if and else of odd and even lanes the warp stores together: 4 sectors, not 8."""
+    body = (
+        "mov.u32 %r0, %tid.x; ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, %r0, 4; add.s64 %d0, %d0, %d1;"
+        "and.b32 %r1, %r0, 1; setp.eq.b32 %p1, %r1, 0; @%p1 bra EVEN; mov.b32 %r2, 7; bra.uni JOIN;"
+        "EVEN: mov.b32 %r2, 8; JOIN: st.global.b32 [%d0], %r2;"
+    )
+    result, memory = launch(body, {"dst": 256}, mode=mode)
+    assert result.ok and memory.read("dst", np.uint32, (4,)).tolist() == [8, 7, 8, 7]
+    assert result.counters.memory["dst"]["write"] == {"sectors": 8, "unique": 8, "bytes": 256}

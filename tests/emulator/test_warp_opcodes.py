@@ -166,6 +166,53 @@ def test_mma_multiplies_fragments_in_their_documented_places(kind, depth):
     assert result.counters.mma == {f"m16n8k{depth}.{kind}": 3}
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("mode", ["lockstep", "warp-serial"])
+def test_a_grid_of_mma_instructions_accumulates_over_k_and_over_a_loop(steps, mode):
+    """A 2 x 3 grid of tiles, chained over k in fresh registers and carried around a loop by moves, is the product."""
+    rows, columns, rounds = 2, 3, 2
+    rng = np.random.default_rng(steps)
+    A = rng.integers(-3, 4, (steps, rows, 16, 16)).astype(np.float32)
+    B = rng.integers(-3, 4, (steps, columns, 16, 8)).astype(np.float32)
+    pa, pb, pc = fragment_positions(16)
+    fragments = np.zeros((32, steps, rows * 4 + columns * 2), np.uint32)
+    for s in range(steps):
+        for i in range(rows):
+            for lane, reg, half, row, col in pa:
+                fragments[lane, s, 4 * i + reg] |= (A[s, i, row, col].view(np.uint32) >> 16) << np.uint32(16 * half)
+        for j in range(columns):
+            for lane, reg, half, row, col in pb:
+                word = (B[s, j, row, col].view(np.uint32) >> 16) << np.uint32(16 * half)
+                fragments[lane, s, 4 * rows + 2 * j + reg] |= word
+    width = fragments.shape[2]
+    tiles = [(i, j) for i in range(rows) for j in range(columns)]
+    lines = [f".reg .b32 %f<{steps * width}>; .reg .b32 %c<{4 * len(tiles) * (steps + 1)}>; mov.u32 %r0, %tid.x;"]
+    lines.append(
+        f"and.b32 %r1, %r0, 31; ld.param.u64 %d0, [src]; mul.wide.u32 %d1, %r1, {4 * steps * width};"
+        "add.s64 %d0, %d0, %d1;"
+    )
+    lines += [f"ld.global.b32 %f{i}, [%d0+{4 * i}];" for i in range(steps * width)]
+    lines += [f"mov.b32 %c{i}, 0f3F800000;" for i in range(4 * len(tiles))] + ["mov.b32 %r2, 0;", "LOOP:"]
+    for s in range(steps):
+        for n, (i, j) in enumerate(tiles):
+            a = ", ".join(f"%f{s * width + 4 * i + x}" for x in range(4))
+            b = ", ".join(f"%f{s * width + 4 * rows + 2 * j + x}" for x in range(2))
+            c, d = (", ".join(f"%c{4 * (len(tiles) * k + n) + x}" for x in range(4)) for k in (s, s + 1))
+            lines.append(f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};")
+    lines += [f"mov.b32 %c{i}, %c{4 * len(tiles) * steps + i};" for i in range(4 * len(tiles))]
+    lines.append(f"add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, {rounds}; @%p1 bra LOOP;")
+    lines.append(f"ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, %r0, {16 * len(tiles)}; add.s64 %d0, %d0, %d1;")
+    lines += [f"st.global.b32 [%d0+{4 * i}], %c{i};" for i in range(4 * len(tiles))]
+    result, memory = launch("\n".join(lines), {"src": fragments, "dst": 64 * 16 * len(tiles)}, mode=mode)
+    assert result.ok, [str(f) for f in result.findings]
+    got = memory.read("dst", np.float32, (2, 32, len(tiles), 4))
+    for n, (i, j) in enumerate(tiles):
+        want = 1 + rounds * sum(A[s, i] @ B[s, j] for s in range(steps))
+        for lane, reg, _, row, col in pc:
+            assert (got[:, lane, n, reg] == want[row, col]).all()
+    assert result.counters.mma == {"m16n8k16.bf16": 2 * rounds * steps * len(tiles)}
+
+
 def test_partial_member_masks_are_refused():
     """A constant partial mask does not load; one in a register is a finding when it runs."""
     from kernel_factory.emulator import PtxError
