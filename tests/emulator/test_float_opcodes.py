@@ -271,3 +271,54 @@ def test_setp_of_floats_orders_nan_as_named(compare, a, b):
         has_nan = any(isinstance(v, float) and math.isnan(v) for v in (x, y))
         want = (len(compare) == 3 and compare != "num") if has_nan else base(x, y)
         assert bool(got[i]) == want
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@EXAMPLES
+@given(data=st.data())
+def test_half_extremes_signs_and_comparisons(kind, data):
+    """min, max, neg, abs and setp of halves act on the values, keep NaN only with .NaN, and never round."""
+    a, b = data.draw(halves(kind)), data.draw(halves(kind))
+    body = f"""
+    mov.b32 %r2, {{%a, %b}}; mov.b32 %r3, {{%b, %a}};
+    min.{kind}x2 %low, %r2, %r3; max.NaN.{kind}x2 %high, %r2, %r3; neg.{kind}x2 %n, %r2; abs.{kind} %m, %a;
+    setp.lt.{kind} %less, %a, %b;
+    """
+    got = apply(
+        body,
+        {"a": a, "b": b},
+        {"low": np.uint32, "high": np.uint32, "n": np.uint32, "m": np.uint16, "less": bool},
+    )
+    for i in range(THREADS):
+        bits = (int(a[i]), int(b[i]))
+        x, y = (value(z, kind) for z in bits)
+        is_nan = [isinstance(z, float) and math.isnan(z) for z in (x, y)]
+        assert got["n"][i] == (bits[0] ^ 0x8000) | (bits[1] ^ 0x8000) << 16
+        assert got["m"][i] == bits[0] & 0x7FFF
+        assert bool(got["less"][i]) == (not any(is_nan) and x < y)
+        if any(is_nan):
+            assert same(int(got["high"][i]) & 0xFFFF, None, kind)
+            want = None if all(is_nan) else bits[is_nan.index(False)]
+            assert same(int(got["low"][i]) & 0xFFFF, want, kind) and same(int(got["low"][i]) >> 16, want, kind)
+        else:
+            order = sorted(bits, key=lambda z: (value(z, kind), z < 0x8000))
+            assert int(got["low"][i]) == order[0] * 0x10001 and int(got["high"][i]) == order[1] * 0x10001
+
+
+@EXAMPLES
+@given(a=floats32(special=False), b=floats32(special=False))
+def test_rounding_towards_zero_tf32_and_sign_selection(a, b):
+    """cvt.rz cuts bits off, cvt.rna.tf32 rounds half away from zero, copysign and slct go by the sign bit."""
+    body = """
+    cvt.rz.bf16x2.f32 %z, %a, %b; cvt.rna.tf32.f32 %t, %a; copysign.f32 %c, %a, %b; slct.b32.f32 %s, %a, %b, %b;
+    and.b32 %r2, %a, 31; shr.u32 %r3, %a, 20; and.b32 %r3, %r3, 15; bmsk.clamp.b32 %m, %r2, %r3;
+    """
+    got = apply(body, {"a": a, "b": b}, dict.fromkeys(("z", "t", "c", "s", "m"), np.uint32))
+    for i in range(THREADS):
+        x, y = int(a[i]), int(b[i])
+        assert got["z"][i] == (x >> 16) << 16 | y >> 16
+        assert got["t"][i] == (x + 0x1000) & 0xFFFFE000
+        assert got["c"][i] == (x & 0x80000000) | (y & 0x7FFFFFFF)
+        assert got["s"][i] == (x if y < 0x80000000 else y)
+        position, length = x & 31, x >> 20 & 15
+        assert got["m"][i] == sum(1 << k for k in range(position, min(position + length, 32)))
