@@ -168,7 +168,7 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-class _Process:
+class Process:
     """The dispatcher of this process. A forked child starts afresh: handles and locks do not survive a fork."""
 
     current = Dispatcher()
@@ -176,18 +176,18 @@ class _Process:
 
 def current() -> Dispatcher:
     """The process's dispatcher."""
-    return _Process.current
+    return Process.current
 
 
 def install(dispatcher: Dispatcher) -> Dispatcher:
     """Put another dispatcher in place (tests, and tools that read a folder of their own); returns the one before."""
-    before, _Process.current = _Process.current, dispatcher
+    before, Process.current = Process.current, dispatcher
     return before
 
 
 def _fresh() -> None:
-    before = _Process.current
-    _Process.current = Dispatcher(campaign.Settings(mode=before.mode), before.folder)
+    before = Process.current
+    Process.current = Dispatcher(campaign.Settings(mode=before.mode), before.folder)
 
 
 os.register_at_fork(after_in_child=_fresh)

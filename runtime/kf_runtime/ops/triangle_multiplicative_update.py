@@ -75,7 +75,7 @@ def triangle_multiplicative_update(
         NotAdmitted, Unavailable: under CUEQ_TRIMUL_KF_CAMPAIGN=force, where no kernel runs.
         DriverError: a launch failed.
     """
-    compiling = torch.compiler.is_compiling()
+    compiling = torch.compiler.is_dynamo_compiling()  # other tracers show in trimul_hot.traced()
     if not compiling:
         replayed = trimul_hot.replay(
             x,

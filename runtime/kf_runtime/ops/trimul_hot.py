@@ -41,6 +41,7 @@ _is_cpu: Final = attrgetter("is_cpu")
 requires_grad: Final = attrgetter("requires_grad")
 _is_contiguous: Final = Tensor.is_contiguous
 _data_ptr: Final = Tensor.data_ptr
+_process: Final = dispatch.Process
 _grad_enabled: Final = torch.is_grad_enabled
 # torch has no public form of these; where one is missing, every call counts as traced: the generic path.
 _dispatch_modes: Final = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -75,11 +76,11 @@ def replay(
     precision: object,
 ) -> Tensor | None:
     """The result, where this very signature is ready; None where ``trimul_kf`` has to look."""
-    if type(x) not in PLAIN or traced():
+    if type(x) not in PLAIN or _dispatch_modes() or _functorch_level() is not None or _jit_trace() is not None:
         return None
     try:
         key = (direction, mask is None, biases[0] is None, x.get_device(), x.shape, weights[2].shape)  # type: ignore[union-attr]
-        ready: Ready | Generic | None = dispatch.current().table.get(key)
+        ready: Ready | Generic | None = _process.current.table.get(key)
     except (
         TypeError,
         AttributeError,
