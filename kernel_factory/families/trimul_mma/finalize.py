@@ -7,9 +7,9 @@ are the only roundings. x and t are read once, y is written once.
 
 A warp owns 32 consecutive positions of one row of the pair. h and LayerNorm(t) are A operands and
 stay in registers (see mma_tools): h as it is loaded from x, t through one ldmatrix.trans from a
-staging area that all but the first two stages of the weight ring take over afterwards. Weights are the B operand; row (c, jj, g) of
-it is channel 8 * (g // 2) + 4 * c + 2 * jj + g % 2 of a block of 32, so two stages give each lane 8
-consecutive channels of a position: 16-byte stores of whole sectors.
+staging area that all but the first two stages of the weight ring take over afterwards. Weights are
+the B operand; row (c, jj, g) of it is channel 8 * (g // 2) + 4 * c + 2 * jj + g % 2 of a block of
+32, so two stages give each lane 8 consecutive channels of a position: 16-byte stores of whole sectors.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class Finalize:
         pX, pT, pNormInW, pNormInB, pNormOutW, pNormOutB, pP, pG, *rest, pY, n, batch, stream = arguments
         pPBias, pGBias = rest if cutlass.const_expr(self.biases) else (None, None)
         blocks = n * cute.ceil_div(n, BLOCK)
-        self.kernel(
-            pX, pT, pNormInW, pNormInB, pNormOutW, pNormOutB, pP, pG, pPBias, pGBias, pY, n
-        ).launch(
+        self.kernel(pX, pT, pNormInW, pNormInB, pNormOutW, pNormOutB, pP, pG, pPBias, pGBias, pY, n).launch(
             grid=(cute.ceil_div(blocks, self.tile.warps), 1, batch),
             block=(self.threads, 1, 1),
             smem=self.tile.shared_bytes(self.C, self.D),
@@ -82,9 +80,7 @@ class Finalize:
         storage = smem.allocate_tensor(BFloat16, cute.make_layout(elements), byte_alignment=128)
         sT = cute.make_tensor(
             storage.iterator + EARLY_STAGES * self.stage_elements,
-            cute.make_layout(
-                (_VEC, BLOCK // _VEC, self.D, self.tile.warps), stride=(1, _VEC, BLOCK, BLOCK * self.D)
-            ),
+            cute.make_layout((_VEC, BLOCK // _VEC, self.D, self.tile.warps), stride=(1, _VEC, BLOCK, BLOCK * self.D)),
         )[None, None, None, warp]
         self.load_t(pT, sT, Int64(b) * self.D, i, j0, n, lane)
         for s in cutlass.range_constexpr(EARLY_STAGES):
@@ -92,12 +88,11 @@ class Finalize:
         tArH = self.load_h(pX, pNormInW, pNormInB, row, j0, n, g, q)
         cute.arch.cp_async_wait_group(EARLY_STAGES)
         tArT = self.load_t_normalised(sT, pNormOutW, pNormOutB, n, lane, tArH)
-        tArH = cute.make_tensor(
-            tArH.iterator,
-            cute.make_layout(
-                ((2, 2, 2), 2, (2, self.C // 32)), stride=((1, self.C // 4, 2), self.C // 2, (4, _VEC))
-            ),
+        # as A fragments: ((e, half, khi), m, (step, chunk))
+        fragment = cute.make_layout(
+            ((2, 2, 2), 2, (2, self.C // 32)), stride=((1, self.C // 4, 2), self.C // 2, (4, _VEC))
         )
+        tArH = cute.make_tensor(tArH.iterator, fragment)
         cute.arch.sync_threads()  # the other stages of the ring take the staging area over
         for s in cutlass.range_constexpr(EARLY_STAGES, self.tile.stages - 1):
             self.load_stage(pG, pP, s, s % 2, storage)
@@ -180,9 +175,7 @@ class Finalize:
         """(gate, value) tiles (8, chunks, 16) of one stage of the ring."""
         base = storage.iterator + cute.assume(Int32(slot) * self.stage_elements, divby=_VEC)
         return tuple(
-            cute.make_tensor(
-                base + offset, cute.make_layout((_VEC, k // _VEC, STAGE_ROWS), stride=(1, _VEC, k))
-            )
+            cute.make_tensor(base + offset, cute.make_layout((_VEC, k // _VEC, STAGE_ROWS), stride=(1, _VEC, k)))
             for offset, k in ((0, self.C), (STAGE_ROWS * self.C, self.D))
         )
 
@@ -194,7 +187,8 @@ class Finalize:
         """
         if stage < 2 * self.blocks_total:
             tidx, _, _ = cute.arch.thread_idx()
-            for pW, k, sW in zip((pG, pP), (self.C, self.D), self.weight_views(storage, stage % self.tile.stages)):
+            sG, sP = self.weight_views(storage, stage % self.tile.stages)
+            for pW, k, sW in ((pG, self.C, sG), (pP, self.D, sP)):
                 rows = self.threads // (k // _VEC)
                 chunk, row = tidx % (k // _VEC), tidx // (k // _VEC)
                 for r in cutlass.range_constexpr(STAGE_ROWS // rows):

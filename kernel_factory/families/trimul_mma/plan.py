@@ -26,14 +26,15 @@ STAGE_ROWS: Final = 16
 """Gate rows, and value rows, in one stage of a weight ring."""
 EARLY_STAGES: Final = 2
 """Stages of finalize's weight ring that fill while t is still staged."""
-MAX_SHARED_BYTES: Final = 101376
-"""What every SM from 8.0 on grants one block."""
 _BF16: Final = 2
 _GRID_YZ: Final = 65535
 _FULL_DEVICE: Final = 128  # SMs, near enough: 108 to 148 on the parts this family targets
 _CTA_RESERVED_BYTES: Final = 1024  # what the driver adds to each CTA
-_SM_SHARED_BYTES: Final = {"sm_80": 164 << 10, "sm_89": 100 << 10, "sm_120a": 100 << 10} | {
-    sm: 228 << 10 for sm in ("sm_90a", "sm_100a", "sm_103a")
+_SM_SHARED_BYTES: Final = {
+    "sm_80": 164 << 10,
+    "sm_89": 100 << 10,
+    "sm_120a": 100 << 10,
+    **dict.fromkeys(("sm_90a", "sm_100a", "sm_103a"), 228 << 10),
 }
 
 
@@ -113,7 +114,11 @@ def _warps(blocks: int) -> int:
 
 
 def contract_tile(n: int, batch: int, d: int, sm: str) -> ContractTile:
-    """128 x 128 with 64 x 64 a warp, or 64 x 64 with 32 x 32 a warp where that saves padding or fills more SMs."""
+    """128 x 128 with 64 x 64 a warp, or 64 x 64 where the large tile would leave SMs with less than two CTAs.
+
+    A 64 x 64 warp tile reads half the SMEM bytes a multiply-add of a 32 x 32 one, and two thirds of a
+    64 x 32 one. Of the K depths, the deepest that lets two CTAs share an SM.
+    """
     small = n <= 64 or batch * d * ceil(n / 128) ** 2 < 2 * _FULL_DEVICE
     edge = 64 if small else 128
     tiles = [

@@ -89,9 +89,10 @@ class Project:
                 self.load_weights(pG, pP, s * STAGE_ROWS, sW[None, None, None, s])
             cute.arch.cp_async_commit_group()
 
-        tBrH = self.load_h(pX, pNormW, pNormB, (Int64(b) * n + i) * n, j0, n, g, q)
+        row = (Int64(b) * n + i) * n
+        tBrH = self.load_h(pX, pNormW, pNormB, row, j0, n, g, q)
         cute.arch.sync_warp()  # or the mask's loads rise into the LayerNorm, where registers are scarce
-        tMask = self.load_mask(pMask, (Int64(b) * n + i) * n, j0 + 8 * q, n)
+        tMask = self.load_mask(pMask, row, j0, n, lane)
 
         tiled_mma = tools.warp_mma()
         tCrGate = cute.make_rmem_tensor(((2, 2), 1, 4), Float32)
@@ -149,16 +150,16 @@ class Project:
         return tBrH
 
     @cute.jit
-    def load_mask(self, pMask, row, j, n):
-        """The factors of this lane's 8 positions: the mask, and 0 past N."""
+    def load_mask(self, pMask, row, j0, n, lane):
+        """The factors of this lane's 8 positions: the mask, and 0 past N. A lane loads one; shuffles spread them."""
+        factor = Float32(0.0)
+        if j0 + lane < n:
+            factor = Float32(1.0)
+            if cutlass.const_expr(pMask is not None):
+                factor = cute.make_tensor(pMask + (row + j0), cute.make_layout(BLOCK))[lane].to(Float32)
         tMask = cute.make_rmem_tensor(_VEC, Float32)
-        tMask.fill(0.0)
         for p in cutlass.range_constexpr(_VEC):
-            if j + p < n:
-                if cutlass.const_expr(pMask is None):
-                    tMask[p] = Float32(1.0)
-                else:
-                    tMask[p] = cute.make_tensor(pMask + (row + j), cute.make_layout(_VEC))[p].to(Float32)
+            tMask[p] = cute.arch.shuffle_sync(factor, 8 * (lane % 4) + p)
         return tMask
 
     @cute.jit
