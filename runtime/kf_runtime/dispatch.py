@@ -124,9 +124,9 @@ class Dispatcher:
                     return self.executor(decided, device)
                 except Unavailable as error:
                     decided = route.unavailable(error)
+        route.enforce(decided, self.mode)
         if decided.error is not None:
             self.counters.failure(decided.reason.code, decided.reason.text)
-        route.enforce(decided, self.mode)
         return decided
 
     def executor(self, decided: UseCubin, device: torch.device) -> PlanExecutor:

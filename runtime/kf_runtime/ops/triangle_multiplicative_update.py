@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +96,7 @@ def triangle_multiplicative_update(
     )  # fmt: skip
     check(call)
     if compiling:
-        return formula(fill(call))
+        return generic(call)
     answer = trimul_kf.attempt(call)
     return answer if isinstance(answer, Tensor) else generic(call)
 
@@ -128,11 +129,22 @@ def arguments(
     )  # fmt: skip
 
 
+def generic_path(*args: Any, **kwargs: Any) -> Tensor:
+    """The op without any kernel: the arguments, checks, result and errors of ``triangle_multiplicative_update``.
+
+    For measurements and for proofs; nothing is counted in ``status()``.
+    """
+    call = arguments(*args, **kwargs)
+    check(call)
+    return generic(call)
+
+
 def generic(call: Arguments) -> Tensor:
-    """The generic path of a checked call."""
+    """The generic path of a checked call: the formula, or the fused route for large eager no-grad calls."""
     call = fill(call)
-    tensors = [call.x, *call.given().values()]
-    plain = not torch.is_grad_enabled() and not trimul_kf.traced(tensors)
+    if torch.compiler.is_dynamo_compiling():
+        return formula(call)
+    plain = not torch.is_grad_enabled() and not trimul_kf.traced(call.tensors())
     with _products(call):
         return trimul_fused.fused(call) if plain and trimul_fused.applies(call) else formula(call)
 

@@ -161,3 +161,15 @@ def test_a_traced_call_is_a_plain_tensor(tensors: dict[str, Any]) -> None:
         names = [n for n in tensors if n not in ("x", "mask")]
         update(**{**tensors, **{n: torch.nn.Parameter(tensors[n]) for n in names}})
     assert kf_runtime.status().hits == 1
+
+
+def test_the_generic_path_alone(tensors: dict[str, torch.Tensor], fake: FakeDriver) -> None:
+    """generic_path never reaches a kernel, counts nothing, and compiles whole."""
+    from kf_runtime.ops.triangle_multiplicative_update import generic_path
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert torch.equal(generic_path(**tensors), formula(tensors))
+        compiled = torch.compile(generic_path, fullgraph=True, backend="aot_eager", dynamic=False)
+        torch.testing.assert_close(compiled(**tensors), formula(tensors), rtol=2e-2, atol=2e-2)
+    assert fake.launches == [] and kf_runtime.status().generic == {}

@@ -20,11 +20,10 @@ def python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["cell", "plan", "manifest", "route", "errors", "system", "campaign"])
-def test_records_load_no_torch(module: str) -> None:
+def test_records_load_no_torch() -> None:
     """Records and decisions import neither torch nor cuda.bindings."""
-    code = f"import sys, kf_runtime.{module}; print([m for m in ('torch', 'cuda.bindings') if m in sys.modules])"
-    assert python(code) == "[]"
+    modules = ", ".join(f"kf_runtime.{m}" for m in "cell plan manifest route errors system campaign".split())
+    assert python(f"import sys, {modules}; print([m for m in ('torch', 'cuda.bindings') if m in sys.modules])") == "[]"
 
 
 def test_import_needs_no_driver_and_no_home() -> None:
@@ -40,13 +39,13 @@ def test_import_needs_no_driver_and_no_home() -> None:
 
 
 def test_import_adds_little_to_torch() -> None:
-    """Importing the op adds at most 50 ms of CPU time to torch's own import (best of three)."""
+    """Importing the op adds at most 50 ms of CPU time to torch's own import (best of two)."""
     code = (
         "import torch, time; start = time.process_time()\n"
         "import kf_runtime; kf_runtime.triangle_multiplicative_update\n"
         "print(time.process_time() - start)"
     )
-    assert min(float(python(code)) for _ in range(3)) < 0.05
+    assert min(float(python(code)) for _ in range(2)) < 0.05
 
 
 def test_a_missing_driver_is_a_typed_reason() -> None:
