@@ -226,10 +226,7 @@ def _start(e: Emitter, inputs: list, outputs: list) -> Accumulator:
         and all(isinstance(r, Register) and e.deferred.get(r.number) is first for r in flat)
     ):
         going_on = Accumulator(first.start, outputs)
-        if first.name is None:
-            going_on.pieces = list(first.pieces)
-        else:
-            going_on.start = first.name
+        going_on.pieces = list(first.pieces)  # not computed yet: an unpacked register is deferred no more
         return going_on
     if all(isinstance(r, Immediate) and r.value == 0 for r in flat):
         return Accumulator(None, outputs)
