@@ -22,7 +22,9 @@ def python(code: str, **environment: str) -> str:
 
 def test_records_load_no_torch() -> None:
     """Records and decisions import neither torch nor cuda.bindings."""
-    modules = ", ".join(f"kf_runtime.{m}" for m in "cell plan manifest route errors system campaign".split())
+    modules = ", ".join(
+        f"kf_runtime.{m}" for m in ["cell", "plan", "manifest", "route", "errors", "system", "campaign"]
+    )
     assert python(f"import sys, {modules}; print([m for m in ('torch', 'cuda.bindings') if m in sys.modules])") == "[]"
 
 
