@@ -67,11 +67,13 @@ def install_driver(
     sm: str = "sm_90a",
     launches: Literal["run", "stub"] = "run",
     lookup: Callable[[str], str | None] | None = None,
+    driver_version: int = DRIVER_VERSION,
 ) -> InstalledDriver:
     """Put the emulated driver in place of libcuda for this process.
 
     ``lookup`` maps a cubin's sha256 to its PTX text, or None for a hash it does not know, which
     the driver reports as CUDA_ERROR_NO_BINARY_FOR_GPU; the default looks in the factory's store.
+    ``driver_version`` is the CUDA version that the driver claims, 13030 for 13.3.
     A second call with the same ``sm`` returns the driver that is there, in the new mode. Raises
     DriverInstallError if another libcuda is mapped, or this one is on another SM.
     """
@@ -80,7 +82,7 @@ def install_driver(
         raise DriverInstallError(f"sm: expected one of {', '.join(CAPABILITY)}; found {sm!r}")
     if _installed is None:
         _refuse_other_driver()
-        _installed = _load(sm, lookup or default_lookup())
+        _installed = _load(sm, lookup or default_lookup(), driver_version)
         _verify(_installed.product)
     elif _installed.sm != sm:
         raise DriverInstallError(f"sm: this process already emulates {_installed.sm}; start another for {sm}")
@@ -98,7 +100,7 @@ def _refuse_other_driver() -> None:
         )
 
 
-def _load(sm: str, lookup: Callable[[str], str | None]) -> InstalledDriver:
+def _load(sm: str, lookup: Callable[[str], str | None], driver_version: int) -> InstalledDriver:
     folder = Path(tempfile.mkdtemp(prefix="kf-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "libcuda.so.1"
@@ -114,7 +116,7 @@ def _load(sm: str, lookup: Callable[[str], str | None]) -> InstalledDriver:
         "kf_minor": minor,
         "kf_multiprocessors": 132,
         "kf_shared_limit": _SHARED_LIMIT.get(sm, 232448),
-        "kf_driver_version": DRIVER_VERSION,
+        "kf_driver_version": driver_version,
     }
     for name, value in numbers.items():
         ctypes.c_int.in_dll(library, name).value = value
