@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain
+from kernel_factory import validate as validate_stage
 from kernel_factory.admit import Rejected
 from kernel_factory.pipeline import Selection
 from kernel_factory.store import StoreError, write_atomically
@@ -32,6 +33,7 @@ _CLEAR = (
     pipeline.SelectionError,
     StoreError,
     toolchain.ToolchainError,
+    validate_stage.NotProved,
 )
 
 
@@ -127,17 +129,20 @@ def build(options: Options) -> None:
 def validate(options: Options, seed: int) -> None:
     """Prove every cell on the emulator."""
     selection = options.selection
-    ran: list[bool] = []
-    with _bar("prove", len(selection.rows)) as step, ProcessPoolExecutor(options.jobs) as pool:
+    ran: list[int] = []
+    runs: list[int] = []
+    tasks = pipeline.proof_tasks(selection, seed)
+    with _bar("prove", len(tasks)) as step, ProcessPoolExecutor(options.jobs) as pool:
 
-        def proved(_: Any, fresh: bool) -> None:
+        def proved(task: Any, fresh: int) -> None:
             ran.append(fresh)
+            runs.append(len(task.parts))
             step()
 
         found = pipeline.prove(selection, pool, seed, proved)
     findings = [text for evidence in found for texts in evidence.findings.values() for text in texts]
-    data = {"cells": len(found), "proofs": len(ran), "ran": sum(ran), "findings": len(findings)}
-    options.say(data, "{cells} cells share {proofs} emulated runs; {ran} ran now; {findings} findings")
+    data = {"cells": len(found), "runs": sum(runs), "ran": sum(ran), "findings": len(findings)}
+    options.say(data, "{cells} cells share {runs} emulated runs; {ran} ran now; {findings} findings")
     if findings and not options.as_json:
         click.echo("\n".join(findings[:5]))
 

@@ -7,7 +7,6 @@ comes from CUTE_DSL_ARCH; no device is asked. Run as a module, this file is that
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -21,7 +20,6 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-import kernel_factory
 from kernel_factory import toolchain
 from kernel_factory.artifact import Artifact
 from kernel_factory.family import Family, HostEntry, KernelSpec, discover
@@ -36,19 +34,9 @@ class CompileError(Exception):
     """The compiler refused a kernel; the message carries its log."""
 
 
-def source_digest(family: Family) -> str:
-    """sha256 over what decides a family's machine code: its kernel sources and this compiler driver."""
-    folder = Path(kernel_factory.__file__).parent / "families" / family.name
-    sources = [*(p for p in sorted(folder.glob("*.py")) if p.name != "model.py"), Path(__file__)]
-    state = hashlib.sha256()
-    for source in sources:
-        state.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return state.hexdigest()
-
-
 def record_key(family: Family, spec: KernelSpec, sm: str) -> str:
     """The name of the artifact record: everything that the bytes depend on."""
-    return digest([spec.key, sm, source_digest(family), toolchain.require()])
+    return digest([spec.key, sm, family.source_digest(), toolchain.require()])
 
 
 def compile_kernel(root: Path, spec: KernelSpec, sm: str) -> tuple[Artifact, bool]:

@@ -7,6 +7,7 @@ compile or capture.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import pkgutil
 import tomllib
@@ -101,9 +102,22 @@ class Family:
         """The module with ``model``, ``owned``, ``WRITES`` and ``ROW_AXES``: what the kernels should compute."""
         return importlib.import_module(f"{self.package}.model")
 
+    def source_digest(self) -> str:
+        """sha256 over what decides the family's machine code: its kernel sources and the compiler driver."""
+        sources = [path for path in sorted(self.folder.glob("*.py")) if path.name != "model.py"]
+        state = hashlib.sha256()
+        for source in [*sources, Path(__file__).with_name("compile.py")]:
+            state.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        return state.hexdigest()
+
+    @property
+    def folder(self) -> Path:
+        """Where the family lives."""
+        return Path(str(importlib.import_module(self.package).__file__)).parent
+
     def cells(self) -> tuple[Cell, ...]:
         """The cells that ``cells.toml`` lists, in file order."""
-        return tuple(read_cells(Path(str(importlib.import_module(self.package).__file__)).parent / "cells.toml", self.op))
+        return tuple(read_cells(self.folder / "cells.toml", self.op))
 
 
 def read_cells(path: Path, op: str) -> Iterator[Cell]:

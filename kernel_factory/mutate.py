@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Final
-
-import torch
+from typing import Any, Final
 
 from kernel_factory import emulator
-from kernel_factory.proof import MODES, Bench, run_sample
+from kernel_factory.bench import MODES, Target, Tensors, run_target
 
 SYNCHRONISATIONS: Final = ("bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.wait_all")
 INDEXED: Final = ("ld.global", "st.global", "ld.shared", "st.shared", "ldmatrix", "cp.async.cg", "cp.async.ca")
@@ -24,9 +22,6 @@ _STATEMENT: Final = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _ADDRESS: Final = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 NORM_BAR: Final = 1.5e-3
 ROW_BAR: Final = 1e-2
-
-Tensors = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
@@ -87,20 +82,20 @@ def shifts(ptx: str) -> Iterator[Mutant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One launch of a cell, ready to be run broken: inputs from the rounding model, a sample of blocks."""
+    """One launch of a cell, ready to be run broken: a sample of its blocks, on the rounding model's values."""
 
-    bench: Bench
-    index: int
-    buffers: Tensors
-    blocks: tuple[int, ...]
+    target: Target
+    inputs: Tensors
+    staged: Any
 
     def fate(self, mutant: Mutant) -> Fate:
         """Run a mutant in every mode until one notices."""
-        kernel = emulator.load(mutant.ptx).kernels[self.bench.launches[self.index].symbol]
-        kernels = (*self.bench.kernels[: self.index], kernel, *self.bench.kernels[self.index + 1 :])
-        broken = replace(self.bench, kernels=kernels)
+        bench, index = self.target.bench, self.target.index
+        kernel = emulator.load(mutant.ptx).kernels[self.target.launch.symbol]
+        kernels = (*bench.kernels[:index], kernel, *bench.kernels[index + 1 :])
+        broken = replace(self.target, bench=replace(bench, kernels=kernels))
         for mode in MODES:
-            figures, result = run_sample(broken, self.index, self.buffers, mode, self.blocks)
+            figures, result = run_target(broken, self.inputs, self.staged, mode)
             if result.findings:
                 return Killed(mode=mode, why=f"{result.findings[0].kind} at line {result.findings[0].line}")
             norm, row = figures["model_norm"], figures["model_worst_row"]

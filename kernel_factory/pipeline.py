@@ -150,6 +150,11 @@ def _launch(workspace: Workspace, step: Step, artifact: Artifact) -> Launch:
 # ------------------------------------------------------------------ validate, admit, package
 
 
+def proof_tasks(selection: Selection, reroll: int = 0) -> list[validate.Task]:
+    """The emulated runs that the selected cells need."""
+    return validate.tasks(selection.workspace.store_root, built_cells(selection), reroll)
+
+
 def prove(
     selection: Selection, executor: Executor, reroll: int = 0, proved: Progress = lambda *_: None
 ) -> list[Evidence]:
@@ -159,15 +164,9 @@ def prove(
 
 
 def emulated(selection: Selection) -> list[tuple[BuiltCell, Evidence]]:
-    """The cells with the evidence that this store holds. Raises NotBuilt where `kf validate` has not run."""
+    """The cells with the evidence that this store holds. Raises NotProved where `kf validate` has not run."""
     store = selection.workspace.store
-    pairs = []
-    for built in built_cells(selection):
-        body = store.record(validate.KIND, validate.proof_key(store, built))
-        if body is None:
-            raise NotBuilt(f"{built.cell}: not proved from the present bytes; run `kf validate`")
-        pairs.append((built, validate.evidence_of(store, built, body)))
-    return pairs
+    return [(built, validate.evidence_of(store, built)) for built in built_cells(selection)]
 
 
 def judge(workspace: Workspace, pairs: list[tuple[BuiltCell, Evidence]]) -> list[tuple[Evidence, Verdict]]:

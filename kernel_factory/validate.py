@@ -1,11 +1,8 @@
-"""Validate: run a built cell on the emulator and write down what was seen.
+"""Validate: which emulated runs the built cells need, each run once, and the evidence that follows.
 
-Small cells run chained and whole: each launch reads what the one before wrote. Larger ones run
-launch by launch on a seeded sample of blocks that holds every corner and edge of the grid, from
-the rounding model's values and against them. Every input set runs in lockstep; the random set
-also runs warp-serial and under the race checker, which look at order, not at values.
-
-Cells of SMs whose PTX differs in the header alone share one run.
+Runs are shared wherever nothing that is run differs: SMs whose PTX differs in its header alone
+share everything; cells too large to run whole share single launches, so that both directions and
+all SMs prove one projection. Records in the store are named by what was run.
 """
 
 from __future__ import annotations
@@ -13,26 +10,80 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from kernel_factory.bench import Bench
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
-from kernel_factory.proof import prove
+from kernel_factory.family import discover
+from kernel_factory.proof import CHAINED_UP_TO, chained, merge, sampled
 from kernel_factory.store import Store, digest, sha256
 
 KIND: Final = "proof"
 _HEADER: Final = (".target", ".version", "//")
+_METHOD: Final = ("bench.py", "proof.py", "reference.py", "sample.py")
+
+
+class NotProved(Exception):
+    """A cell's emulated runs are not in the store."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """One emulated run: the cell whose PTX runs, and the seed that decides inputs and order."""
+class Part:
+    """One emulated run: a whole cell (``index`` None) or one of its launches, named by ``key``."""
+
+    key: str
+    built: BuiltCell
+    index: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Parts that share inputs; one process does them together."""
 
     root: Path
-    cell: BuiltCell
+    parts: tuple[Part, ...]
     seed: int
+
+
+def is_chained(built: BuiltCell) -> bool:
+    """Whether a cell is small enough to run whole."""
+    return built.cell.N <= CHAINED_UP_TO
+
+
+def seed_of(built: BuiltCell, reroll: int = 0) -> int:
+    """The seed of a call: its key without SM and direction, and the hash of the family's sources."""
+    return int(digest([replace(built.cell, sm="sm_0", direction="outgoing").key, _sources(built.family), reroll])[:12], 16)
+
+
+@lru_cache
+def _sources(family: str) -> str:
+    return discover()[family].source_digest()
+
+
+def parts(store: Store, built: BuiltCell, reroll: int = 0) -> list[Part]:
+    """The runs that a cell's evidence consists of."""
+    launches = [_launch_identity(store, built, i) for i in range(len(built.artifacts))]
+    call = [replace(built.cell, sm="sm_0").key, seed_of(built, reroll), _method()]
+    if is_chained(built):
+        return [Part(key=digest([call, launches]), built=built, index=None)]
+    return [Part(key=digest([call[1:], launch]), built=built, index=i) for i, launch in enumerate(launches)]
+
+
+def _launch_identity(store: Store, built: BuiltCell, index: int) -> list[Any]:
+    """What decides a launch's outcome on given inputs: its code, its launch, its buffers."""
+    launch = built.plan.to_json()["launches"][index]
+    buffers = [vars(built.plan.buffer(name)) for name in sorted({slot[2] for slot in launch["slots"]})]
+    code = _ptx_identity(store, built.artifacts[index].ptx)
+    return [code, {**launch, "cubin": "", "symbol": ""}, buffers]
+
+
+@lru_cache(maxsize=4096)
+def _ptx_identity(store: Store, name: str) -> str:
+    return ptx_identity(store.blob(name).decode())
 
 
 def ptx_identity(ptx: str) -> str:
@@ -41,20 +92,13 @@ def ptx_identity(ptx: str) -> str:
     return sha256("\n".join(lines).encode())
 
 
-def proof_key(store: Store, built: BuiltCell, reroll: int = 0) -> str:
-    """What an emulated run depends on: the call, the code and the launches, but not the SM's name."""
-    call = built.cell.key.rsplit("/", 1)[0]
-    code = [ptx_identity(store.blob(artifact.ptx).decode()) for artifact in built.artifacts]
-    launches = [{**launch, "cubin": "", "symbol": ""} for launch in built.plan.to_json()["launches"]]
-    return digest([call, code, launches, built.plan.to_json()["buffers"], _method(), reroll])
-
-
+@lru_cache
 def _method() -> str:
     """sha256 of the code that decides what a proof says: the emulator and the measuring."""
     folder = Path(__file__).parent
-    files = sorted(folder.glob("emulator/**/*.py")) + [folder / name for name in ("proof.py", "reference.py", "sample.py")]
-    files += sorted(folder.glob("families/*/model.py"))
-    return digest([[path.name, sha256(path.read_bytes())] for path in files if "driver" not in path.parts])
+    files = [path for path in sorted(folder.glob("emulator/**/*.py")) if "driver" not in path.parts]
+    files += [folder / name for name in _METHOD] + sorted(folder.glob("families/*/model.py"))
+    return digest([[path.name, sha256(path.read_bytes())] for path in files])
 
 
 def validate_all(
@@ -62,54 +106,75 @@ def validate_all(
     cells: Iterable[BuiltCell],
     executor: Executor | None = None,
     reroll: int = 0,
-    progress: Callable[[BuiltCell, bool], None] = lambda cell, fresh: None,
+    progress: Callable[[Task, int], None] = lambda task, ran: None,
 ) -> list[Evidence]:
-    """Emulated evidence of every cell, each distinct proof run once."""
-    store = Store(root=root)
-    keyed = [(built, proof_key(store, built, reroll)) for built in cells]
-    first: dict[str, BuiltCell] = {}
-    for built, key in keyed:
-        first.setdefault(key, built)
-    requests = {key: Request(root=root, cell=built, seed=int(key[:12], 16)) for key, built in first.items()}
+    """Emulated evidence of every cell; what the store lacks is run."""
+    store, cells = Store(root=root), list(cells)
     own = executor is None
     pool: Executor = executor if executor is not None else ProcessPoolExecutor(os.cpu_count() or 1)
     try:
-        futures = {pool.submit(prove_once, request, key): key for key, request in _longest_first(requests)}
+        futures = {pool.submit(run_task, task): task for task in tasks(root, cells, reroll)}
         for future in as_completed(futures):
-            _, fresh = future.result()
-            progress(first[futures[future]], fresh)
-        proofs = {futures[future]: future.result()[0] for future in futures}
+            progress(futures[future], future.result())
     finally:
         if own:
             pool.shutdown(cancel_futures=True)
-    return [evidence_of(store, built, proofs[key]) for built, key in keyed]
+    return [evidence_of(store, built, reroll) for built in cells]
 
 
-def _longest_first(requests: dict[str, Request]) -> list[tuple[str, Request]]:
-    """Large cells first, so that the pool does not end on one."""
-    return sorted(requests.items(), key=lambda item: -item[1].cell.cell.N * item[1].cell.cell.C)
+def tasks(root: Path, cells: list[BuiltCell], reroll: int = 0) -> list[Task]:
+    """The distinct runs of these cells, grouped by what they share, the largest first."""
+    store = Store(root=root)
+    groups: dict[str, dict[str, Part]] = {}
+    seeds: dict[str, int] = {}
+    for built in cells:
+        call = built.cell if is_chained(built) else replace(built.cell, direction="outgoing")
+        group = f"{built.family} {replace(call, sm='sm_0').key}"
+        seeds[group] = seed_of(built, reroll)
+        for part in parts(store, built, reroll):
+            groups.setdefault(group, {}).setdefault(part.key, part)
+    found = [Task(root=root, parts=tuple(group.values()), seed=seeds[name]) for name, group in groups.items()]
+    return sorted(found, key=lambda task: -_weight(task.parts[0].built))
 
 
-def prove_once(request: Request, key: str) -> tuple[dict[str, Any], bool]:
-    """The proof of that key from the store, or a new run; and whether it ran now."""
-    store = Store(root=request.root)
-    with store.making(KIND, key):
-        body = store.record(KIND, key)
-        if body is not None:
-            return body, False
-        ptx = tuple(store.blob(artifact.ptx).decode() for artifact in request.cell.artifacts)
-        body = prove(request.cell, ptx, request.seed)
-        store.put_record(KIND, key, body)
-        return body, True
+def _weight(built: BuiltCell) -> int:
+    cell = built.cell
+    return cell.B * cell.N**2 * cell.C * (4 if is_chained(built) else 1)
 
 
-def evidence_of(store: Store, built: BuiltCell, proof: dict[str, Any]) -> Evidence:
-    """A proof joined with one SM's own hashes and facts."""
+def run_task(task: Task) -> int:
+    """Run what the store lacks of a task; how many parts ran."""
+    store = Store(root=task.root)
+    with store.making(KIND, digest([part.key for part in task.parts])):
+        missing = [part for part in task.parts if store.record(KIND, part.key) is None]
+        if not missing:
+            return 0
+        benches = [Bench.of(part.built, _texts(store, part.built), task.seed) for part in missing]
+        whole = missing[0].index is None
+        bodies = chained(benches) if whole else sampled([(b, p.index or 0) for b, p in zip(benches, missing, strict=True)])
+        for part, body in zip(missing, bodies, strict=True):
+            store.put_record(KIND, part.key, body)
+        return len(missing)
+
+
+def _texts(store: Store, built: BuiltCell) -> tuple[str, ...]:
+    return tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+
+
+def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
+    """A cell's runs joined with its own hashes and facts. Raises NotProved where a run is missing."""
+    bodies = [store.record(KIND, part.key) for part in parts(store, built, reroll)]
+    known = [body for body in bodies if body is not None]
+    if len(known) < len(bodies):
+        raise NotProved(f"{built.cell}: not proved from the present bytes; run `kf validate`")
+    kernels = [launch.kernel for launch in built.plan.launches]
+    proof = known[0] if is_chained(built) else merge(kernels, known)
     launches = tuple(
         {
             "kernel": launch.kernel,
             "cubin": artifact.cubin,
             "ptx": artifact.ptx,
+            "fraction": proof.get("fraction", {}).get(launch.kernel, 1.0),
             "facts": facts.to_json(),
             "counters": proof["counters"][launch.kernel],
         }
@@ -120,8 +185,8 @@ def evidence_of(store: Store, built: BuiltCell, proof: dict[str, Any]) -> Eviden
         level="emulated",
         product=built.product,
         toolchain=built.artifacts[0].toolchain,
-        seed=proof["seed"],
-        coverage=proof["coverage"],
+        seed=seed_of(built, reroll),
+        coverage="chained" if is_chained(built) else "per-launch",
         launches=launches,
         numerics=proof["numerics"],
         findings=proof["findings"],

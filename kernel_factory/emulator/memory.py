@@ -83,9 +83,10 @@ class Memory:
         if any(b.name == name for b in self._buffers):
             raise ValueError(f"buffer {name!r} exists already; give each buffer its own name")
         # The array itself starts 64-byte aligned inside, so that wide views are aligned for NumPy.
-        whole = np.full(nbytes + 2 * RED_ZONE + 64, _PATTERN, np.uint8)
+        whole = np.empty(nbytes + 2 * RED_ZONE + 64, np.uint8)
         skip = -(whole.ctypes.data + RED_ZONE) % 64
         whole = whole[skip : skip + nbytes + 2 * RED_ZONE]
+        whole[:RED_ZONE] = whole[RED_ZONE + nbytes :] = _PATTERN
         data = whole[RED_ZONE : RED_ZONE + nbytes]
         data[:] = 0xFF if raw is None else raw
         address = self._next

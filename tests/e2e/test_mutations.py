@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from kernel_factory import mutate, sample
+from kernel_factory.bench import Bench, Target
 from kernel_factory.built import BuiltCell
 from kernel_factory.mutate import Killed, Survived, Trial
 from kernel_factory.pipeline import Selection
-from kernel_factory.proof import Bench
 
 KERNELS = ("project", "contract", "finalize")
 
@@ -19,9 +19,9 @@ def _trial(selection: Selection, built: BuiltCell, index: int) -> tuple[Trial, s
     texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
     bench = Bench.of(built, texts, seed=7)
     inputs = bench.reference.inputs(built.cell, "random", 7)
-    buffers = {**inputs, **bench.expectation.model(built.cell, inputs, torch.float64)}
-    blocks = sample.choose(built.plan.launches[index].grid, 4, 7)
-    return Trial(bench=bench, index=index, buffers=buffers, blocks=blocks), texts[index]
+    staged = bench.expectation.Staged(built.cell, inputs, torch.float64)
+    target = Target(bench=bench, index=index, blocks=sample.choose(built.plan.launches[index].grid, 4, 7))
+    return Trial(target=target, inputs=inputs, staged=staged), texts[index]
 
 
 @pytest.mark.parametrize("index", range(3), ids=KERNELS)

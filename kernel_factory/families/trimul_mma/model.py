@@ -26,14 +26,76 @@ def model(cell: Cell, inputs: Tensors, dtype: torch.dtype) -> Tensors:
 
     ``ab`` [2, B, D, N, Np] (columns past N zero), ``t`` [B, D, N, N], ``out`` [B, N, N, C].
     """
-    values = {name: value.to(dtype) for name, value in inputs.items()}
-    a, b = _project(cell, values, padded(cell.N))
-    t = _contract(cell, a[..., : cell.N].to(dtype), b[..., : cell.N].to(dtype))
-    return {"ab": torch.stack((a, b)), "t": t, "out": _finalize(cell, values, t)}
+    staged = Staged(cell, inputs, dtype)
+    every = (slice(0, cell.B), slice(0, cell.D), slice(0, cell.N), slice(0, cell.N))
+    t = torch.cat([staged.contracted(cell, (slice(b, b + 1), *every[1:])) for b in range(cell.B)])
+    out = torch.cat(
+        [staged.finalised(cell, slice(0, cell.B), slice(i, i + _ROWS_AT_ONCE), every[3], t) for i in _starts(cell.N)], 1
+    )
+    return {"ab": staged.ab, "t": t, "out": out}
+
+
+class Staged:
+    """The model, evaluated where it is asked for: what a sampled launch reads, and what its blocks should write.
+
+    ``ab`` is there as a whole; t and the output are computed for the regions of a few blocks. The
+    direction comes with each question, so that both directions share one projection.
+    """
+
+    def __init__(self, cell: Cell, inputs: Tensors, dtype: torch.dtype) -> None:
+        self._values = {name: value.to(dtype) for name, value in inputs.items()}
+        self.ab = _project(cell, self._values, padded(cell.N))
+
+    def operand(self, cell: Cell, name: str, regions: list[Owned]) -> torch.Tensor:
+        """A scratch operand. Elements of t that no block of ``regions`` reads are NaN."""
+        if name == "ab":
+            return self.ab
+        t = torch.full((cell.B, cell.D, cell.N, cell.N), torch.nan, dtype=torch.bfloat16)
+        for _, (batch, row, columns, _channels) in regions:
+            t[batch, :, row, columns] = self._t_of(cell, batch, row, columns)[0, :, 0]
+        return t
+
+    def expected(self, cell: Cell, owned: Owned) -> torch.Tensor:
+        """What the block that owns this region should have written there."""
+        name, region = owned
+        if name == "ab":
+            return self.ab[region]
+        if name == "t":
+            batch, channel, rows, columns = region
+            one = (slice(batch, batch + 1), slice(channel, channel + 1), rows, columns)
+            return self.contracted(cell, one)[0, 0]
+        batch, row, columns, _channels = region
+        t = self._t_of(cell, batch, row, columns)
+        return self.finalised(cell, slice(batch, batch + 1), slice(row, row + 1), columns, t)[0, 0]
+
+    def _t_of(self, cell: Cell, batch: int, row: int, columns: slice) -> torch.Tensor:
+        return self.contracted(cell, (slice(batch, batch + 1), slice(0, cell.D), slice(row, row + 1), columns))
+
+    def contracted(self, cell: Cell, region: tuple[slice, slice, slice, slice]) -> torch.Tensor:
+        """t of a region [batches, channels, rows, columns], in BF16."""
+        batches, channels, rows, columns = region
+        a, b = self.ab[0, batches, channels, :, : cell.N], self.ab[1, batches, channels, :, : cell.N]
+        dtype = self._values["x"].dtype
+        if cell.direction == "outgoing":
+            return _round(a[:, :, rows].to(dtype) @ b[:, :, columns].to(dtype).mT)
+        return _round(a[..., rows].to(dtype).mT @ b[..., columns].to(dtype))
+
+    def finalised(self, cell: Cell, batches: slice, rows: slice, columns: slice, t: torch.Tensor) -> torch.Tensor:
+        """The output of a region [batches, rows, columns, C], in BF16. ``t`` is of all rows, or of these alone."""
+        values = self._values
+        h = _normalised(values["x"][batches, rows, columns], values["norm_in_weight"], values["norm_in_bias"])
+        here = t[:, :, rows] if t.shape[2] == cell.N else t
+        pairs = here.permute(0, 2, 3, 1).to(h.dtype)
+        normal = _normalised(pairs, values["norm_out_weight"], values["norm_out_bias"])
+        return _round(torch.sigmoid(_linear(h, values, "g_out")) * _linear(normal, values, "p_out"))
 
 
 def owned(cell: Cell, step: Step, block: tuple[int, int, int]) -> list[Owned]:
-    """The regions that one block writes, each a buffer and an index (columns past N excluded)."""
+    """The regions that one block writes, each a buffer and an index (columns past N excluded).
+
+    Indices: ``ab`` (half, batch, channels, row, columns), ``t`` (batch, channel, rows, columns),
+    ``out`` (batch, row, columns, channels).
+    """
     return _OWNED[step.spec.kernel](cell, step, block)
 
 
@@ -85,31 +147,19 @@ def _linear(value: torch.Tensor, values: Tensors, name: str) -> torch.Tensor:
     return torch.nn.functional.linear(value, values[f"{name}_weight"], values.get(f"{name}_bias"))
 
 
-def _project(cell: Cell, values: Tensors, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """a and b, each [B, D, N, columns] in BF16, zero past column N."""
+def _starts(n: int) -> range:
+    return range(0, n, _ROWS_AT_ONCE)
+
+
+def _project(cell: Cell, values: Tensors, columns: int) -> torch.Tensor:
+    """a and b, [2, B, D, N, columns] in BF16, zero past column N."""
     ab = torch.zeros(2, cell.B, cell.D, cell.N, columns, dtype=torch.bfloat16, device=values["x"].device)
-    for start in range(0, cell.N, _ROWS_AT_ONCE):
+    for start in _starts(cell.N):
         rows = slice(start, start + _ROWS_AT_ONCE)
         h = _normalised(values["x"][:, rows], values["norm_in_weight"], values["norm_in_bias"])
         product = torch.sigmoid(_linear(h, values, "g_in")) * _linear(h, values, "p_in")
         if cell.mask:
             product = product * values["mask"][:, rows, :, None]
-        split = product.unflatten(-1, (2, cell.D)).permute(3, 0, 4, 1, 2)
-        ab[:, :, :, rows, : cell.N] = _round(split)
-    return ab[0], ab[1]
-
-
-def _contract(cell: Cell, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """t [B, D, N, N] in BF16."""
-    return _round(a @ b.mT if cell.direction == "outgoing" else a.mT @ b)
-
-
-def _finalize(cell: Cell, values: Tensors, t: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(cell.B, cell.N, cell.N, cell.C, dtype=torch.bfloat16, device=t.device)
-    for start in range(0, cell.N, _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        h = _normalised(values["x"][:, rows], values["norm_in_weight"], values["norm_in_bias"])
-        pairs = t[:, :, rows].permute(0, 2, 3, 1).to(h.dtype)
-        normal = _normalised(pairs, values["norm_out_weight"], values["norm_out_bias"])
-        out[:, rows] = _round(torch.sigmoid(_linear(h, values, "g_out")) * _linear(normal, values, "p_out"))
-    return out
+        split = _round(product).unflatten(-1, (2, cell.D)).permute(3, 0, 4, 1, 2)
+        ab[:, :, :, rows, : cell.N] = split
+    return ab
