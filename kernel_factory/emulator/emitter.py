@@ -12,8 +12,8 @@ import re
 import numpy as np
 
 from .errors import PtxError
-from .ptx.parser import BYTES
 from .ptx.records import Address, Immediate, Instruction, KernelText, Register, Special, Symbol, Vector
+from .ptx.words import BYTES
 from .registry import find
 
 NUMPY = {

@@ -1,6 +1,6 @@
 """PTX text to flat statement lists, one a kernel."""
 
-from .parser import parse
+from .modules import parse
 from .records import (
     Address,
     Immediate,
