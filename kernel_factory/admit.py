@@ -28,13 +28,9 @@ Verdict = Admitted | Rejected
 
 def admit(evidence: Evidence, policy: Policy) -> Verdict:
     """Whether a cell may run on the product that its evidence names."""
-    reasons = tuple(
-        [
-            *_findings(evidence, policy),
-            *_numerics(evidence, policy),
-            *((*_facts(evidence, policy), *_counters(evidence, policy)) if evidence.level == "emulated" else ()),
-        ]
-    )
+    reasons = (*_findings(evidence, policy), *_numerics(evidence, policy))
+    if evidence.level == "emulated":
+        reasons += (*_facts(evidence, policy), *_counters(evidence, policy))
     return Rejected(reasons=reasons) if reasons else Admitted()
 
 

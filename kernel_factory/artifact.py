@@ -60,7 +60,11 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**vars(self), "parameters": [list(p) for p in self.parameters], "forbidden_opcodes": list(self.forbidden_opcodes)}
+        return {
+            **vars(self),
+            "parameters": [list(p) for p in self.parameters],
+            "forbidden_opcodes": list(self.forbidden_opcodes),
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Facts:

@@ -112,7 +112,12 @@ def affordable(bench: Bench, index: int, inputs: Tensors, staged: Any, budget: i
     probe = Target(bench=bench, index=index, blocks=sample.choose(grid, _PROBE, bench.seed))
     memory, addresses = stage(probe, inputs, staged)
     cost = emulator.run(
-        bench.kernels[index], config(probe.launch, addresses), memory, seed=bench.seed, ctas=probe.blocks, counters=False
+        bench.kernels[index],
+        config(probe.launch, addresses),
+        memory,
+        seed=bench.seed,
+        ctas=probe.blocks,
+        counters=False,
     )
     count = budget * len(probe.blocks) // max(1, cost.thread_instructions)
     return Target(bench=bench, index=index, blocks=sample.choose(grid, count, bench.seed))

@@ -107,7 +107,9 @@ def _needed(run: _Recorded) -> tuple[tuple[int, int], ...]:
     clusters whether or not the kernel uses them; the second is an error on SMs without clusters.
     """
     x, y, z = run.cluster
-    kept = [(k, v) for k, v in run.function_attributes if k not in (MAX_DYNAMIC_SHARED, 14) or x * y * z > PORTABLE_CLUSTER]
+    kept = [
+        (k, v) for k, v in run.function_attributes if k not in (MAX_DYNAMIC_SHARED, 14) or x * y * z > PORTABLE_CLUSTER
+    ]
     return (*kept, (MAX_DYNAMIC_SHARED, run.shared_bytes))
 
 
@@ -177,7 +179,9 @@ def _check_budget(host: HostCode, launch: Launch) -> None:
             f"shared memory; {host.sm} allows {limit} a block; choose a smaller tile or fewer stages"
         )
     if host.kernel.threads is not None and launch.block != host.kernel.threads:
-        raise CaptureError(f"{launch.symbol}: launched with block {launch.block}; the cubin needs {host.kernel.threads}")
+        raise CaptureError(
+            f"{launch.symbol}: launched with block {launch.block}; the cubin needs {host.kernel.threads}"
+        )
 
 
 class _Recorder:
@@ -263,4 +267,6 @@ def _link(host: HostCode) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(library))
         except OSError as error:
-            raise CaptureError(f"{host.entry}: the host code imports a function that has no stand-in: {error}") from error
+            raise CaptureError(
+                f"{host.entry}: the host code imports a function that has no stand-in: {error}"
+            ) from error

@@ -148,7 +148,13 @@ def validate(options: Options, seed: int) -> None:
 
 
 @main.command()
-@click.option("--device", "files", multiple=True, type=click.Path(exists=True, path_type=Path), help="Take this device evidence in.")
+@click.option(
+    "--device",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Take this device evidence in.",
+)
 @click.option("--check", is_flag=True, help="Fail where the committed evidence or lists differ.")
 @_stage
 def admit(options: Options, files: tuple[Path, ...], check: bool) -> None:
@@ -237,7 +243,9 @@ def report_command(options: Options) -> None:
     if options.as_json:
         click.echo(json.dumps([asdict(row) for row in rows]))
         return
-    table = Table("SM", "admitted", "worst error", "worst row", "traffic", "wavefronts", "spills", "registers", "cubins", "KB")
+    table = Table(
+        "SM", "admitted", "worst error", "worst row", "traffic", "wavefronts", "spills", "registers", "cubins", "KB"
+    )
     for row in rows:
         table.add_row(
             row.sm,

@@ -90,7 +90,9 @@ def _readable(data: dict[str, Any]) -> str:
             items = [f"  {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(value.items())]
             return f" {json.dumps(name)}: {{\n" + ",\n".join(items) + "\n }"
         if isinstance(value, list) and value:
-            return f" {json.dumps(name)}: [\n" + ",\n".join("  " + json.dumps(v, sort_keys=True) for v in value) + "\n ]"
+            return (
+                f" {json.dumps(name)}: [\n" + ",\n".join("  " + json.dumps(v, sort_keys=True) for v in value) + "\n ]"
+            )
         return f" {json.dumps(name)}: {json.dumps(value)}"
 
     return "{\n" + ",\n".join(field(name, data[name]) for name in sorted(data)) + "\n}\n"

@@ -23,6 +23,7 @@ _ADDRESS: Final = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 NORM_BAR: Final = 1.5e-3
 ROW_BAR: Final = 1e-2
 
+
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One broken kernel: what was done, on which PTX lines, and the text that results."""

@@ -120,9 +120,7 @@ def trimul_oracle(cell: Cell, inputs: Tensors) -> torch.Tensor:
 
 
 REFERENCES: Final = {
-    "triangle_multiplicative_update": Reference(
-        input_sets=_trimul_sets, inputs=trimul_inputs, oracle=trimul_oracle
-    )
+    "triangle_multiplicative_update": Reference(input_sets=_trimul_sets, inputs=trimul_inputs, oracle=trimul_oracle)
 }
 
 

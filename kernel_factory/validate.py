@@ -56,7 +56,9 @@ def is_chained(built: BuiltCell) -> bool:
 
 def seed_of(built: BuiltCell, reroll: int = 0) -> int:
     """The seed of a call: its key without SM and direction, and the hash of the family's sources."""
-    return int(digest([replace(built.cell, sm="sm_0", direction="outgoing").key, _sources(built.family), reroll])[:12], 16)
+    return int(
+        digest([replace(built.cell, sm="sm_0", direction="outgoing").key, _sources(built.family), reroll])[:12], 16
+    )
 
 
 @lru_cache
@@ -151,7 +153,9 @@ def run_task(task: Task) -> int:
             return 0
         benches = [Bench.of(part.built, _texts(store, part.built), task.seed) for part in missing]
         whole = missing[0].index is None
-        bodies = chained(benches) if whole else sampled([(b, p.index or 0) for b, p in zip(benches, missing, strict=True)])
+        bodies = (
+            chained(benches) if whole else sampled([(b, p.index or 0) for b, p in zip(benches, missing, strict=True)])
+        )
         for part, body in zip(missing, bodies, strict=True):
             store.put_record(KIND, part.key, body)
         return len(missing)

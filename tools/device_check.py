@@ -156,7 +156,9 @@ def main() -> int:
     options = arguments()
     checker = Checker(options.emulated)
     entries = [e for e in checker.manifest.on_sm(checker.system.sm) if options.cell in e.cell.key]
-    print(f"{checker.system.product}, driver {checker.system.driver_version}: {len(entries)} cells of {checker.system.sm}")
+    print(
+        f"{checker.system.product}, driver {checker.system.driver_version}: {len(entries)} cells of {checker.system.sm}"
+    )
     timed = not options.no_timing and not options.emulated
     summary: dict[str, Any] = {"product": checker.system.product, "driver": checker.system.driver_version, "failed": {}}
     summary["ceilings"] = measure.ceilings() if timed else {}
@@ -173,7 +175,10 @@ def main() -> int:
             continue
         found.append(result.to_json())
         worst = max(f["model_norm"] for f in result.numerics.values())
-        print(f"{entry.cell.key}: worst error {worst:.2e}, {time.monotonic() - start:.1f} s {_speed(result.timing)}", flush=True)
+        print(
+            f"{entry.cell.key}: worst error {worst:.2e}, {time.monotonic() - start:.1f} s {_speed(result.timing)}",
+            flush=True,
+        )
         (options.out / "evidence.json").write_text(json.dumps(found))
     summary["status"] = checker.status()
     (options.out / "summary.json").write_text(json.dumps(summary, default=str, indent=1))

@@ -18,7 +18,9 @@ def main() -> None:
     taken: dict[str, list[float]] = {name: [] for name in ARMS}
     for _ in range(9):
         for name, statement in ARMS.items():
-            done = subprocess.run([sys.executable, "-c", CODE.format(statement)], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", CODE.format(statement)], capture_output=True, text=True, check=True
+            )
             taken[name].append(float(done.stdout) * 1e3)
     middle = {name: median(values) for name, values in taken.items()}
     for name, value in middle.items():

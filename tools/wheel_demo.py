@@ -13,12 +13,12 @@ from pathlib import Path
 SITE, SM = Path(sys.argv[1]).resolve(), (sys.argv[2:] or ["sm_90a"])[0]
 sys.path.insert(0, str(SITE))
 
-import torch
-
 import kf_runtime
+import torch
+from kf_runtime.cell import Cell
+
 from kernel_factory.emulator import install_driver
 from kernel_factory.reference import relative_error, trimul_inputs, trimul_oracle
-from kf_runtime.cell import Cell
 
 
 def main() -> int:
@@ -26,9 +26,7 @@ def main() -> int:
     assert kf_runtime.__file__ and Path(kf_runtime.__file__).is_relative_to(SITE), kf_runtime.__file__
     driver = install_driver(SM)
     print(f"wheel {kf_runtime.__version__} from {SITE.name}, on {driver.product}")
-    cell = Cell(
-        op="triangle_multiplicative_update", B=1, N=64, C=128, D=128, direction="outgoing", mask=True, sm=SM
-    )
+    cell = Cell(op="triangle_multiplicative_update", B=1, N=64, C=128, D=128, direction="outgoing", mask=True, sm=SM)
     inputs = trimul_inputs(cell, "random", 20260)
     oracle = trimul_oracle(cell, inputs)
     mask, x = inputs.pop("mask"), inputs.pop("x")

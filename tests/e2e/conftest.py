@@ -39,7 +39,9 @@ def wheel(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel file, holding the small set of cells."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "runtime"
-    shutil.copytree(ROOT / "runtime", source, ignore=shutil.ignore_patterns("data", "*.egg-info", "build", "__pycache__"))
+    shutil.copytree(
+        ROOT / "runtime", source, ignore=shutil.ignore_patterns("data", "*.egg-info", "build", "__pycache__")
+    )
     shutil.copytree(small.data, source / "kf_runtime" / "data")
     command = [sys.executable, "-m", "build", "-q", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(command, check=True, capture_output=True)

@@ -161,7 +161,7 @@ def test_damaged_wheel_raises_under_force(run_wheel: Run, broken: Path, damage) 
 
 def test_unknown_cubin_is_refused_by_the_driver(run_wheel: Run) -> None:
     """A driver that has no code for a cubin: the reason names the driver's own error."""
-    code = call().replace('driver_version=13030', 'lookup=lambda cubin: None')
+    code = call().replace("driver_version=13030", "lookup=lambda cubin: None")
     answer = run_wheel(code)
     assert answer["launches"] == 0
     assert "NO_BINARY" in answer["stderr"]
@@ -172,7 +172,9 @@ def test_list_and_verify(site: Path) -> None:
 
     def module(*arguments: str, folder: Path = site) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kf_runtime", *arguments]
-        return subprocess.run(command, env={"PYTHONPATH": str(folder), "PATH": ""}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env={"PYTHONPATH": str(folder), "PATH": ""}, capture_output=True, text=True, check=False
+        )
 
     rows = json.loads(module("list", "--json").stdout)
     rows = rows["cells"] if isinstance(rows, dict) else rows

@@ -19,12 +19,12 @@ from statistics import median
 
 os.environ["CUEQ_TRIMUL_KF_CAMPAIGN"] = "auto"
 
+import kf_runtime
 import torch
 from cuda.bindings import driver as cuda
 from kf_runtime import campaign, dispatch
 from kf_runtime import driver as kf_driver
 
-import kf_runtime
 from kernel_factory import emulator, pipeline
 from kernel_factory.family import discover
 from kernel_factory.reference import trimul_inputs

@@ -74,7 +74,9 @@ def test_numerics_bars(figure: str, value: float | None, said: str) -> None:
 def test_absolute_oracle_bar_on_random_inputs() -> None:
     """On random inputs a model far from the oracle does not excuse the kernel."""
     far = {**FIGURES, "oracle_norm": 7e-3, "model_to_oracle": 7e-3}
-    assert "6e-03" in reasons(evidence(numerics={"random": far})) or "0.006" in reasons(evidence(numerics={"random": far}))
+    assert "6e-03" in reasons(evidence(numerics={"random": far})) or "0.006" in reasons(
+        evidence(numerics={"random": far})
+    )
     assert admit(evidence(numerics={"random": FIGURES, "gate-in-x20": far}), policy()) == Admitted()
 
 
@@ -104,14 +106,18 @@ def test_a_finding_rejects() -> None:
 )
 def test_counter_bars(kernel: str, counters: dict[str, float], said: str) -> None:
     """Traffic and wavefront ratios past their bars, or absent, reject."""
-    launches = tuple({**launch, "counters": counters} if launch["kernel"] == kernel else launch for launch in evidence().launches)
+    launches = tuple(
+        {**launch, "counters": counters} if launch["kernel"] == kernel else launch for launch in evidence().launches
+    )
     assert said in reasons(evidence(launches=launches))
 
 
 def test_contract_has_no_traffic_bar() -> None:
     """The contraction re-reads its operands by design; its factor is printed, not barred."""
     launches = tuple(
-        {**launch, "counters": {"traffic_ratio": 6.0, "wavefront_ratio": 1.0}} if launch["kernel"] == "contract" else launch
+        {**launch, "counters": {"traffic_ratio": 6.0, "wavefront_ratio": 1.0}}
+        if launch["kernel"] == "contract"
+        else launch
         for launch in evidence().launches
     )
     assert admit(evidence(launches=launches), policy()) == Admitted()

@@ -22,7 +22,7 @@ def test_corners_are_always_in(grid: tuple[int, int, int], count: int, seed: int
             for cz in {0, z - 1}:
                 assert (cz * y + cy) * x + cx in chosen
     assert len(set(chosen)) == len(chosen)
-    assert 0 <= min(chosen) and max(chosen) < prod(grid)
+    assert min(chosen) >= 0 and max(chosen) < prod(grid)
 
 
 @given(grids, st.integers(0, 9))
