@@ -106,14 +106,26 @@ class Trial:
 
 
 def covering(trial: Trial, ptx: str, survivors: list[Mutant]) -> dict[int, int]:
-    """Survivors that are redundant: line -> the line that covers it.
+    """Survivors that are redundant: line -> the line that covers it. Dropping both is caught.
 
-    Both lines survive alone, and dropping them together is caught.
+    Two survivors cover each other where either alone is enough. A warp barrier that survives the
+    race checker orders no memory (the compiler, or its author, put it there to keep loads in place):
+    what it could order is covered by the next synchronisation.
     """
     covered: dict[int, int] = {}
-    for one, two in combinations([mutant.lines[0] for mutant in survivors], 2):
+    candidates = [(one.lines[0], two.lines[0]) for one, two in combinations(survivors, 2)]
+    order = [line for line, _ in statements(ptx, SYNCHRONISATIONS)]
+    alone = {mutant.lines[0] for mutant in survivors}
+    needed = [line for line in order if line not in alone]
+    for mutant in survivors:
+        line = mutant.lines[0]
+        after = [other for other in needed if other > line] or needed[-1:]
+        if mutant.statement.startswith("bar.warp.sync") and after:
+            candidates.append((line, after[0]))
+    for one, two in candidates:
         both = Mutant(kind="drop pair", lines=(one, two), statement="", ptx=without(ptx, one, two))
         if isinstance(trial.fate(both), Killed):
             covered.setdefault(one, two)
-            covered.setdefault(two, one)
+            if two in alone:
+                covered.setdefault(two, one)
     return covered
