@@ -68,9 +68,9 @@ class Checker:
         route = self.explain("triangle_multiplicative_update", *args, **operands)
         if not isinstance(route, self.route_taken) or route.cell != cell:
             raise RuntimeError(f"{cell}: expected the cubin path; found {route}")
-        before = self.status()["launches"]
+        before = self.status().launches
         out = self.op(*args, **operands)
-        risen = self.status()["launches"] - before
+        risen = self.status().launches - before
         if risen != len(route.plan.launches):
             raise RuntimeError(f"{cell}: expected {len(route.plan.launches)} launches; the counter rose by {risen}")
         return out
@@ -180,7 +180,7 @@ def main() -> int:
             flush=True,
         )
         (options.out / "evidence.json").write_text(json.dumps(found))
-    summary["status"] = checker.status()
+    summary["status"] = checker.status().to_json()
     (options.out / "summary.json").write_text(json.dumps(summary, default=str, indent=1))
     print(f"{len(found)} of {len(entries)} cells ran their cubins")
     return 0 if entries and len(found) == len(entries) else 1

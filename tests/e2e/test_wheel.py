@@ -27,7 +27,7 @@ with torch.no_grad():
     except kf_runtime.KfError as error:
         answer["error"] = f"{{type(error).__name__}}: {{error}}"
     answer["route"] = str(kf_runtime.explain("triangle_multiplicative_update", *args, **named))
-answer |= dict(launches=driver.launches, status={{k: str(v) for k, v in kf_runtime.status().items()}})
+answer |= dict(launches=driver.launches, status=kf_runtime.status().to_json())
 print(json.dumps(answer))
 """
 
