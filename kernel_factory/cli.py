@@ -238,13 +238,27 @@ def report_command(options: Options) -> None:
     selection = options.selection
     pairs = pipeline.emulated(selection)
     verdicts = pipeline.judge(selection.workspace, pairs)
+    judged = [
+        report.Judged(built=built, evidence=evidence, verdict=verdict)
+        for (built, _), (evidence, verdict) in zip(pairs, verdicts, strict=True)
+    ]
     sizes = {a.cubin: len(selection.workspace.store.blob(a.cubin)) for built, _ in pairs for a in built.artifacts}
-    rows = report.summarise(verdicts, sizes)
+    rows = report.summarise(judged, sizes)
     if options.as_json:
         click.echo(json.dumps([asdict(row) for row in rows]))
         return
     table = Table(
-        "SM", "admitted", "worst error", "worst row", "traffic", "wavefronts", "spills", "registers", "cubins", "KB"
+        "SM",
+        "admitted",
+        "worst error",
+        "worst row",
+        "traffic",
+        "most re-read",
+        "wavefronts",
+        "spills",
+        "registers",
+        "cubins",
+        "KB",
     )
     for row in rows:
         table.add_row(
@@ -253,6 +267,7 @@ def report_command(options: Options) -> None:
             f"{row.worst_error:.2e} ({row.worst_error_set})",
             f"{row.worst_row:.2e}",
             ", ".join(f"{kernel} {ratio:.3f}" for kernel, ratio in row.traffic.items()),
+            f"{row.rereads.kernel} {row.rereads.operand} x{row.rereads.times:.1f} (N={row.rereads.n})",
             f"{row.wavefronts:.3f}",
             str(row.spilled),
             str(row.registers),
@@ -260,6 +275,10 @@ def report_command(options: Options) -> None:
             f"{row.cubin_bytes / 1024:.0f}",
         )
     console.print(table)
+    console.print(
+        "traffic: sectors requested over distinct sectors within the blocks that ran, parameters aside. "
+        "re-read: a contraction reads each operand once per tile across the other, ceil(N / tile) times."
+    )
 
 
 if __name__ == "__main__":
