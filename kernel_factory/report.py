@@ -10,7 +10,6 @@ from kernel_factory.admit import Admitted, Verdict
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
 
-
 SECTOR: Final = 32  # bytes
 
 
