@@ -2,6 +2,10 @@
 
 A block ends at a label, a branch, or an opcode that can make threads wait. The first collective instruction
 (ldmatrix, mma, shfl…) after a divergence point also starts a block, because whole warps must meet there.
+
+Registers of wgmma fragments (*tile registers*) are read and written by the machine while the product is in flight.
+A block either holds wgmma instructions or touches tile registers, never both, so that the machine can bring the
+registers up to date before a block that touches them.
 """
 
 from __future__ import annotations
@@ -21,10 +25,14 @@ class Block:
     terminator_op: Op | None = None
     target: int = -1
     collective: int = 0
+    partial: bool = True
     defined: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     live_out: set[int] = field(default_factory=set)
     live_in: set[int] = field(default_factory=set)
+    loads: list[int] = field(default_factory=list)
+    wgmma: bool = False
+    touches: list[tuple[Instruction, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     full: object = None
     masked: object = None
 
@@ -52,7 +60,16 @@ def registers_of(operand: object) -> list[int]:
         return [operand.number]
     if isinstance(operand, Vector):
         return [n for item in operand.items for n in registers_of(item)]
-    return registers_of(operand.base) if isinstance(operand, Address) else []
+    if isinstance(operand, Address):
+        return registers_of(operand.base) + [n for item in operand.coordinates for n in registers_of(item)]
+    return []
+
+
+def tile_registers(ins: Instruction) -> list[int]:
+    """Registers that the machine handles itself: the vector operands of an instruction marked ``tiles``."""
+    if not operation(ins).tiles:
+        return []
+    return [n for operand in ins.operands if isinstance(operand, Vector) for n in registers_of(operand)]
 
 
 def definitions_and_uses(ins: Instruction) -> tuple[list[int], list[int]]:
@@ -71,6 +88,7 @@ def build(kernel: KernelText) -> list[Block]:
     for name, index in kernel.labels.items():
         starts.setdefault(index, []).append(name)
     blocks, at, current = [], {}, Block()
+    tiles = {n for ins in kernel.instructions for n in tile_registers(ins)}
 
     def close(terminator: Instruction | None = None, op: Op | None = None) -> None:
         nonlocal current
@@ -86,10 +104,18 @@ def build(kernel: KernelText) -> list[Block]:
         if ins is None:
             break
         op = operation(ins)
-        if op.collective and not current.collective:
+        touch = _touch(ins, tiles) if tiles else None
+        if (touch and current.wgmma) or (ins.opcode == "wgmma" and current.touches):
+            close()
+        if op.collective > current.collective:
             if current.instructions:
                 close()
             current.collective = op.collective
+        if op.collective:
+            current.partial &= op.partial
+        current.wgmma |= ins.opcode == "wgmma"
+        if touch:
+            current.touches.append(touch)
         if op.resolve:
             close(ins, op)
         else:
@@ -103,13 +129,24 @@ def build(kernel: KernelText) -> list[Block]:
     return blocks
 
 
+def _touch(ins: Instruction, tiles: set[int]) -> tuple[Instruction, tuple[int, ...], tuple[int, ...]] | None:
+    """Tile registers that an ordinary instruction reads and writes, or None."""
+    if ins.opcode == "wgmma":
+        return None
+    defined, used = definitions_and_uses(ins)
+    reads, writes = tuple(n for n in used if n in tiles), tuple(n for n in defined if n in tiles)
+    return (ins, reads, writes) if reads or writes else None
+
+
 def _summarise(block: Block) -> None:
-    defined, used = {}, {}
+    defined, used, loads = {}, {}, {}
     for ins in block.lines:
         d, u = definitions_and_uses(ins)
+        own = set(tile_registers(ins))
+        loads.update((n, None) for n in u if n not in defined and n not in own)
         used.update((n, None) for n in u if n not in defined)
         defined.update((n, None) for n in d)
-    block.defined, block.used = list(defined), list(used)
+    block.defined, block.used, block.loads = list(defined), list(used), list(loads)
 
 
 def successors(block: Block, count: int) -> list[int]:

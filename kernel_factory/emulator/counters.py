@@ -24,6 +24,8 @@ class Counters:
     mma: dict[str, int] = field(default_factory=dict)
     cp_async_bytes: int = 0
     barriers: int = 0
+    mbarrier_operations: int = 0
+    tma: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     thread_instructions: int = 0
 
     @classmethod
@@ -40,6 +42,8 @@ class Counters:
             "mma": self.mma,
             "cp_async_bytes": self.cp_async_bytes,
             "barriers": self.barriers,
+            "mbarrier_operations": self.mbarrier_operations,
+            "tma": self.tma,
             "thread_instructions": self.thread_instructions,
         }
 
@@ -60,6 +64,8 @@ class Counting:
         self.touched: dict[tuple[str, str], np.ndarray] = {}
         self.shared_lines: dict[tuple[int, str], list[int]] = {}
         self.patterns: dict[tuple, tuple[int, int]] = {}
+        self.tma: dict[tuple[str, str], list[int]] = {}
+        self.mbarrier_operations = 0
 
     # -- called by the machine --------------------------------------------------------------------------------------
     def block(self, M: object, block: object, sel: object, n: int) -> None:
@@ -80,6 +86,28 @@ class Counting:
         whole = not isinstance(sel, np.ndarray) and chosen is None and lanes is None
         entry[0] += self._sectors(M, sel, chosen, lanes, sector, threads, whole)
         entry[2] += threads
+        if buffer.name != "host":
+            key = (buffer.name, direction)
+            if key not in self.touched:
+                self.touched[key] = np.zeros((buffer.size >> 5) + 1, bool)
+            self.touched[key][sector] = True
+
+    def tensor(self, buffer, at, unit, inside, direction, line) -> None:
+        """Copies of the TMA: positions (copies, units) in elements of ``unit`` bytes, and which are in bounds."""
+        sector = at >> (6 - unit.bit_length())
+        units = at.size if inside is None else int(np.count_nonzero(inside))
+        if inside is None:
+            sectors = int(np.count_nonzero(np.diff(sector, axis=1))) + at.shape[0]
+        else:
+            marked = np.where(inside, sector, -1)
+            sectors = int(np.count_nonzero(np.diff(marked, axis=1, prepend=-1) * inside))
+            sector = sector[inside]
+        entry = self.global_lines.setdefault((line, direction, buffer.name), [0, 0, 0])
+        entry[0] += sectors
+        entry[1] += units * unit
+        total = self.tma.setdefault((buffer.name, direction), [0, 0])
+        total[0] += units * unit
+        total[1] += sectors
         if buffer.name != "host":
             key = (buffer.name, direction)
             if key not in self.touched:
@@ -165,8 +193,14 @@ class Counting:
                 if ins.opcode == "mma" and warps:
                     name = f"{ins.modifiers[2]}.{ins.modifiers[-3]}"
                     out.mma[name] = out.mma.get(name, 0) + warps
+                elif ins.opcode == "wgmma" and ins.modifiers[0] == "mma_async" and warps:
+                    name = f"wgmma.{ins.modifiers[3]}.{ins.modifiers[-1]}"
+                    out.mma[name] = out.mma.get(name, 0) + warps // 4
                 elif ins.opcode in ("bar", "barrier") and "warp" not in ins.modifiers:
                     out.barriers += warps
+        out.mbarrier_operations = self.mbarrier_operations
+        for (name, direction), (nbytes, sectors) in sorted(self.tma.items()):
+            out.tma.setdefault(name, {})[direction] = {"bytes": nbytes, "sectors": sectors}
         self._global(out, executed)
         self._shared(out, executed)
         return out

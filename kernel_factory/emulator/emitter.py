@@ -54,7 +54,7 @@ DTYPES = {
     "c16": np.complex128,
     "bool": np.bool_,
 }
-UNKNOWN_SPECIALS = ("clock", "clock64", "globaltimer")
+CLOCKS = ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi")
 _ALIAS = re.compile(r"\(*v\d+(\.view\(\w+\)|\))*$")
 
 
@@ -157,10 +157,8 @@ class Emitter:
         if isinstance(operand, Immediate):
             return self._immediate(operand, dtype)
         if isinstance(operand, Special):
-            if operand.name in UNKNOWN_SPECIALS:
-                raise self.fail(
-                    f"special register %{operand.name} is not emulated: there is no clock or memory of other SMs here"
-                )
+            if operand.name in CLOCKS:
+                return f"clock(M, {operand.name!r}, {dtype})"
             return f"special(M, sel, {operand.name!r}, {dtype})"
         if isinstance(operand, Symbol):
             return self._symbol(operand, dtype)
@@ -287,6 +285,8 @@ class Emitter:
         if dtype == "bool":
             return self.constant(np.bool_(operand.value != 0))
         size = size_of(dtype)
+        if operand.kind == "decimal":
+            return self._decimal(operand.value, dtype)
         wrong = dtype in ("f32", "f64") if operand.kind == "int" else size != {"f32": 4, "f64": 8}[operand.kind]
         if wrong:
             raise self.fail(f"constant of kind {operand.kind} cannot be read as {dtype}")
@@ -295,8 +295,15 @@ class Emitter:
         value = np.array(operand.value & ((1 << 8 * size) - 1), f"u{size}").view(DTYPES[dtype])
         return self.constant(value[()])
 
+    def _decimal(self, value: float, dtype: str) -> str:
+        if dtype not in ("f32", "f64"):
+            raise self.fail(f"constant {value} cannot be read as {dtype}")
+        return self.constant(DTYPES[dtype](value))
+
     def _symbol(self, operand: Symbol, dtype: str) -> str:
         space, offset = self.layout.place(operand.name)
         if dtype not in ("u32", "u64"):
             raise self.fail(f"the address of {operand.name} cannot be read as {dtype}")
-        return f"symbol_address(M, {space!r}, {offset + operand.offset}, {dtype})"
+        if space == "global":
+            return f"variable_address(M, {operand.name!r}, {operand.offset}, {dtype})"
+        return f"symbol_address(M, sel, {space!r}, {offset + operand.offset}, {dtype})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .clusters import ClusterShape
 from .counters import Counters, Counting
 from .errors import Fault, Finding, LaunchError
 from .machine import Machine
@@ -22,9 +23,10 @@ BATCH_THREADS = {"lockstep": 16384, "warp-serial": 65536, "race": 16384}
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """Grid and block in (x, y, z), dynamic shared memory in bytes, one bytes object a parameter.
+    """Grid, block and cluster in (x, y, z), dynamic shared memory in bytes, one bytes object a parameter.
 
-    ``shared_limit`` is the opt-in limit of the device in bytes (None: not checked).
+    ``shared_limit`` is the opt-in limit of the device in bytes (None: not checked). ``resident_ctas`` is how many
+    CTAs the device holds at once, for kernels whose CTAs wait for one another (None: the whole grid).
     """
 
     grid: tuple[int, int, int]
@@ -32,6 +34,12 @@ class LaunchConfig:
     dynamic_shared: int = 0
     params: tuple[bytes, ...] = ()
     shared_limit: int | None = 232448
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    resident_ctas: int | None = None
+
+    @property
+    def shape(self) -> ClusterShape:
+        return ClusterShape(grid=self.grid, cluster=self.cluster)
 
     @property
     def threads(self) -> int:
@@ -67,6 +75,11 @@ class LaunchConfig:
                 f"kernel {kernel.name} requires blocks of {kernel.required_threads} threads, "
                 f"the launch has {self.block}"
             )
+        if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)) or not 1 <= self.shape.size <= 16:
+            raise LaunchError(f"cluster {self.cluster} must divide grid {self.grid} and have at most 16 CTAs")
+        required = kernel.program.kernel.required_cluster
+        if required and tuple(required) != tuple(self.cluster):
+            raise LaunchError(f"kernel {kernel.name} requires clusters of {required}, the launch has {self.cluster}")
         total = kernel.static_shared + self.dynamic_shared
         if self.shared_limit is not None and total > self.shared_limit:
             raise LaunchError(
@@ -112,7 +125,7 @@ def run(
     chosen = range(config.ctas) if ctas is None else sorted(set(ctas))
     if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < config.ctas:
         raise LaunchError(f"CTA numbers {chosen[0]}..{chosen[-1]} of a grid of {config.ctas}")
-    return _Run(kernel, config, memory, mode, seed, counters).all(chosen)
+    return _Run(kernel, config, memory, mode, seed, counters).all(config.shape.whole(chosen))
 
 
 class _Run:
@@ -128,10 +141,7 @@ class _Run:
 
     def all(self, chosen: Sequence[int]) -> Result:
         started = time.perf_counter()
-        size = max(1, BATCH_THREADS[self.mode] // self.config.threads)
-        for at in range(0, len(chosen), size):
-            if not self._batch(chosen[at : at + size]):
-                break
+        self._launch(chosen)
         for name in self.memory.broken_red_zones():
             self.findings.append(
                 Finding(
@@ -156,10 +166,39 @@ class _Run:
             ctas=len(chosen),
         )
 
-    def _batch(self, ctas: Sequence[int]) -> bool:
-        program = self.kernel.program
+    def _launch(self, chosen: np.ndarray) -> None:
+        """Run the CTAs batch by batch. Batches that wait for other CTAs stay resident and take turns."""
+        size = max(1, BATCH_THREADS[self.mode] // self.config.threads)
+        cluster = self.config.shape.size
+        size = max(cluster, size // cluster * cluster)
+        room = self.config.resident_ctas or len(chosen)
+        resident: list[Machine] = []
+        at = 0
+        while at < len(chosen) or resident:
+            held = sum(m.cta_count for m in resident)
+            if at < len(chosen) and held < room:
+                count = max(cluster, min(size, room - held) // cluster * cluster)
+                machine = self._machine(chosen[at : at + count])
+                at += count
+                outcome = self._step(machine)
+                if outcome is None:
+                    return
+                resident += [] if outcome else [machine]
+            else:
+                before = [m.events for m in resident]
+                for machine in list(resident):
+                    outcome = self._step(machine)
+                    if outcome is None:
+                        return
+                    if outcome:
+                        resident.remove(machine)
+                if resident and [m.events for m in resident] == before:
+                    self._stuck(resident[0], len(chosen), room)
+                    return
+
+    def _machine(self, ctas: np.ndarray) -> Machine:
         machine = Machine(
-            program,
+            self.kernel.program,
             self.config,
             self.memory,
             ctas,
@@ -169,21 +208,45 @@ class _Run:
         )
         if self.mode == "race":
             machine.race, machine.global_race = SharedRaces(machine), self.global_races
+            machine.unset = UnsetRegisters(machine) if self.kernel.program.maybe_unset else None
+        return machine
+
+    def _step(self, machine: Machine) -> bool | None:
+        """Run a batch: True when it is done, False when it waits for CTAs of other batches, None after a fault."""
+        if self.global_races:
             self.global_races.machine = machine
-            machine.unset = UnsetRegisters(machine) if program.maybe_unset else None
-        fault = None
+        fault, done = None, False
         try:
-            machine.run()
+            done = machine.run()
         except Fault as found:
             fault = found
-        self.executed += int(sum(n * b.size for n, b in zip(machine.executed.tolist(), program.blocks, strict=True)))
+        if done or fault is not None:
+            self._collect(machine, fault)
+        return None if fault is not None else done
+
+    def _collect(self, machine: Machine, fault: Fault | None) -> None:
+        blocks = self.kernel.program.blocks
+        self.executed += int(sum(n * b.size for n, b in zip(machine.executed.tolist(), blocks, strict=True)))
+        reports = machine.reports()
         if machine.race:
-            reports = [*machine.race.reports(fault is None), *self.global_races.take()]
+            reports += [*machine.race.reports(fault is None), *self.global_races.take()]
             reports += machine.unset.reports() if machine.unset else []
-            self.findings += [self._finding(machine, r, count) for r, count in reports]
+        self.findings += [self._finding(machine, r, count) for r, count in reports]
         if fault is not None:
             self.findings.append(self._finding(machine, fault, 1))
-        return fault is None
+
+    def _stuck(self, machine: Machine, ctas: int, room: int) -> None:
+        """Every resident CTA polls memory that none of them will change."""
+        thread = int(np.argmax(machine.state == 0))
+        here = machine.parts[0].pc if machine.parts[0].pc is not None else int(machine.pc[thread])
+        lines = machine.program.blocks[here].lines
+        message = f"all {room} resident CTAs of {ctas} poll memory that nobody changes"
+        if room < ctas:
+            message += "; the others cannot start before these leave"
+        self._collect(machine, Fault(
+            "deadlock", lines[0].line if lines else 0, message,
+            "launch no more CTAs than the device holds at once, and let every CTA arrive at the grid barrier", thread,
+        ))  # fmt: skip
 
     def _finding(self, machine: Machine, fault: Fault, count: int) -> Finding:
         thread = min(fault.thread, machine.T - 1)

@@ -7,14 +7,23 @@ one block the group has one program counter; when they part, each thread has its
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
+from . import clusters, cta_barriers, deadlock, partial_warps
+from .async_copies import AsyncCopies
 from .blocks import Block
 from .errors import Fault
+from .lanes import write_lanes
+from .mbarriers import Mbarriers
 from .memory import RED_ZONE
+from .specials import special_registers
+from .tiles import Tiles
 
-RUN, BARRIER, MEET, DONE = 0, 1, 2, 3
+RUN, BARRIER, MEET, DONE, PHASE, CLUSTER = 0, 1, 2, 3, 4, 5
 MAX_BLOCKS = 50_000_000
+PATIENCE = 1024  # blocks that change no memory before threads with the lowest program counter must stand back
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128, 32: np.dtype("V32")}
 _POISON = {np.bool_: False, np.complex128: np.full(16, 0xFF, np.uint8).view(np.complex128)[0]}
 
@@ -30,18 +39,21 @@ class Group:
 
 
 class Machine:
-    """State of one batch; generated code reads its attributes."""
+    """State of one batch (whole clusters, in rank order); generated code reads its attributes."""
 
     def __init__(self, program, config, memory, ctas, *, warp_groups: bool, rng, count=None) -> None:
         self.program, self.config, self.memory, self.rng = program, config, memory, rng
         self.ctas = np.asarray(ctas, np.int64)
+        self.shape = config.shape
+        self.cluster_size = self.shape.size
+        self.late = warp_groups
         self.cta_threads = config.threads
         self.warps, self.cta_count = config.threads // 32, len(ctas)
         self.T = T = config.threads * self.cta_count
         self.threads = np.arange(T)
         self.cta = (self.threads >> 5) % self.cta_count
         self.warp = (self.threads >> 5) // self.cta_count
-        self.specials = self._specials()
+        self.specials = special_registers(self)
         self.param_bytes = config.packed_params(program.kernel)
         self.R = [
             np.array([_POISON.get(t, ~t(0) if t in (np.uint16, np.uint32, np.uint64) else t(0))], t)
@@ -55,10 +67,19 @@ class Machine:
         self.groups = np.zeros(T, np.int32)
         self.pc = np.zeros(T, np.int32)
         self.state = np.zeros(T, np.int8)
+        self.let_go = np.zeros(T, bool)
         self.barrier_number = np.zeros(T, np.int32)
         self.barrier_count = np.zeros(T, np.int32)
         self.barrier_line = np.zeros(T, np.int32)
         width = 32 * self.cta_count
+        self.cluster_barrier = clusters.ClusterBarrier(self)
+        self.barrier_arrived = np.zeros(self.cta_count * 16, np.int64)
+        self.barrier_votes: dict[int, tuple] = {}
+        self.mbarriers, self.async_copies, self.tiles = Mbarriers(self), AsyncCopies(self), Tiles(self)
+        self.events = self.quiet = self.timeouts = self.vain = self.recurred = 0
+        self.seen: set[int] = set()
+        self.polled = self.timed_out_at = -1
+        self.found: dict[tuple, list] = {}
         self.parts = (
             [Group(slice(w * width, (w + 1) * width), width) for w in range(self.warps)]
             if warp_groups
@@ -68,41 +89,6 @@ class Machine:
         self.count = count
         self.executed = np.zeros(len(program.blocks), np.int64)
         self.steps = 0
-
-    def _specials(self) -> dict[str, np.ndarray]:
-        grid, block = self.config.grid, self.config.block
-        lane = (self.threads & 31).astype(np.uint32)
-        inside = (self.warp * 32).astype(np.uint32) + lane
-        cta = self.ctas[self.cta].astype(np.uint32) if self.cta_count > 1 else self.ctas.astype(np.uint32)
-        one = lambda x: np.array([x], np.uint32)  # noqa: E731
-        out = {
-            "tid.x": inside % block[0],
-            "tid.y": inside // block[0] % block[1],
-            "tid.z": inside // (block[0] * block[1]),
-            "ctaid.x": cta % grid[0],
-            "ctaid.y": cta // grid[0] % grid[1],
-            "ctaid.z": cta // (grid[0] * grid[1]),
-            "laneid": lane,
-            "warpid": self.warp.astype(np.uint32),
-            "nwarpid": one(self.warps),
-            "smid": one(0),
-            "nsmid": one(1),
-            "gridid": one(1),
-            "cluster_ctarank": one(0),
-            "cluster_nctarank": one(1),
-            "is_explicit_cluster": one(0),
-            "lanemask_eq": np.uint32(1) << lane,
-            "lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
-            "dynamic_smem_size": one(self.config.dynamic_shared),
-            "total_smem_size": one(self.config.dynamic_shared + self.program.layout.static_shared),
-        }
-        out["lanemask_le"] = out["lanemask_lt"] | out["lanemask_eq"]
-        out["lanemask_ge"], out["lanemask_gt"] = ~out["lanemask_lt"], ~out["lanemask_le"]
-        for i, axis in enumerate("xyz"):
-            out[f"ntid.{axis}"], out[f"nctaid.{axis}"] = one(block[i]), one(grid[i])
-            out[f"clusterid.{axis}"], out[f"nclusterid.{axis}"] = out[f"ctaid.{axis}"], one(grid[i])
-            out[f"cluster_ctaid.{axis}"], out[f"cluster_nctaid.{axis}"] = one(0), one(1)
-        return out
 
     def _shared(self) -> None:
         """Poisoned shared memory, a red zone after each CTA's part, at a base that the seed moves (aligned 1024)."""
@@ -114,6 +100,9 @@ class Machine:
         self.shared_views = {w: self.shared_bytes.view(t) for w, t in _WORDS.items()}
         self.cta_starts = (np.arange(self.cta_count) * self.shared_stride)[:, None]
         self.cta_shared = self.cta * self.shared_stride - self.shared_origin
+        self.cluster_start = np.arange(self.cta_count) // self.cluster_size * self.cluster_size
+        self.cta_rank = np.arange(self.cta_count) - self.cluster_start
+        self.rank_bits = self.cta_rank[self.cta] << clusters.RANK_SHIFT if self.cluster_size > 1 else None
 
     # -- where threads go ---------------------------------------------------------------------------------------
     def go(self, group: Group, sel: object, number: int) -> None:
@@ -152,35 +141,108 @@ class Machine:
             group.pc = None
 
     # -- schedule -----------------------------------------------------------------------------------------------
-    def run(self) -> None:
-        """Run until every thread is done; raises Fault for a deadlock or any other fault."""
+    def run(self) -> bool:
+        """Run until every thread is done, or (False) until all that run poll memory which only other CTAs can change.
+
+        Raises Fault for a deadlock or any other fault.
+        """
+        self.quiet, self.polled = 0, -1
         with np.errstate(all="ignore"):
             while True:
                 ready = [g for g in self.parts if g.ready]
                 if ready:
-                    group = ready[int(self.rng.integers(len(ready)))] if len(ready) > 1 else ready[0]
+                    if self.vain and self.polled == self.events:
+                        group = ready[self.vain // 2 % len(ready)]
+                    else:
+                        group = ready[int(self.rng.integers(len(ready)))] if len(ready) > 1 else ready[0]
                     while self.step(group):
-                        pass
-                    group.ready = False
+                        if self.quiet > PATIENCE:
+                            break
+                    else:
+                        group.ready = False
+                        continue
+                    if self._polls(ready):
+                        return False
                 elif (self.state == DONE).all():
-                    return
-                elif not self.release():
-                    self._deadlock()
+                    self.async_copies.finish()
+                    self.tiles.finish()
+                    return True
+                elif not (
+                    self.release() or partial_warps.release(self) or self.async_copies.advance() or self._time_out()
+                ):
+                    raise deadlock.fault(self)
+
+    def _polls(self, ready: list[Group]) -> bool:
+        """Nobody has changed memory for long: let others run; True when states recur and everyone has had a turn."""
+        self.quiet = 0
+        if self.polled != self.events:
+            self.polled, self.vain, self.recurred = self.events, 0, 0
+            self.seen.clear()
+        self.vain += 1
+        state = self._fingerprint()
+        self.recurred += state in self.seen
+        self.seen.add(state)
+        if self.release() or self.async_copies.advance():
+            self.polled = -1
+        return self.recurred > 2 * len(ready) + 2
+
+    def _fingerprint(self) -> int:
+        pcs = [-1 if g.pc is None else g.pc for g in self.parts]
+        value = zlib.crc32(np.array(pcs).tobytes(), zlib.crc32(self.pc.tobytes(), zlib.crc32(self.state.tobytes())))
+        for register in self.R:
+            value = zlib.crc32(register.view(np.uint8), value)
+        return value
+
+    def _time_out(self) -> bool:
+        """Threads in try_wait go on with False, as the hardware's time limit would have it; not for ever."""
+        if self.timed_out_at == self.events:
+            self.timeouts += 1
+        else:
+            self.timed_out_at, self.timeouts = self.events, 0
+        waiting = np.flatnonzero(self.state == PHASE)
+        if not waiting.size or self.timeouts > 3:
+            return False
+        self.resume(waiting, False)
+        return True
+
+    def resume(self, threads: np.ndarray, value: bool) -> None:
+        """Parked threads go on with the outcome of their wait in its predicate."""
+        registers = self.mbarriers.register[threads]
+        for number in np.unique(registers):
+            write_lanes(self, int(number), threads[registers == number], value)
+        self.state[threads] = RUN
+        self.wake(threads)
+
+    def wake(self, threads: np.ndarray) -> None:
+        """The groups of these threads have something to do."""
+        for group in self.parts:
+            if group.lanes is None:
+                group.ready = True
+            elif not group.ready:
+                span = group.span
+                group.ready = bool(((threads >= span.start) & (threads < span.stop)).any())
 
     def step(self, group: Group) -> bool:
-        """Execute one block for the group's threads that are lowest; False when none can go on."""
+        """Execute one block for some of the group's threads; False when none can go on.
+
+        The threads with the lowest program counter go first; after PATIENCE blocks without a change of memory
+        (they may poll a flag), the ones with the highest.
+        """
         if group.pc is not None:
             block = self.program.blocks[group.pc]
-            self._execute(group, block, group.lanes, group.size)
-            return True
+            if block.collective > 32 and group.lanes is not None:
+                self._dissolve(group)  # a warpgroup meets across groups
+            else:
+                self._execute(group, block, group.lanes, group.size)
+                return True
         runnable = self.state[group.span] == RUN
         if not runnable.any():
             return False
         pcs = self.pc[group.span]
-        number = int(pcs[runnable].min())
+        number = int(pcs[runnable].max() if self.vain & 1 and self.polled == self.events else pcs[runnable].min())
         block = self.program.blocks[number]
         chosen = runnable & (pcs == number)
-        if chosen.all():
+        if chosen.all() and not (block.collective > 32 and group.lanes is not None):
             group.pc = number
             return True
         lanes = np.flatnonzero(chosen) + group.span.start
@@ -194,8 +256,13 @@ class Machine:
     def _meet(self, block: Block, lanes: np.ndarray) -> np.ndarray | None:
         """Whole warps that have arrived at a collective block; the rest of the lanes wait there."""
         width = block.collective
+        alone = partial_warps.going(self, lanes)
+        if alone is not None:
+            return alone
         self.state[lanes] = MEET
         here = (self.state == MEET) & (self.pc == block.number)
+        if width == 128:
+            return self._meet_warpgroups(here, lanes)
         full = here.reshape(-1, width).all(axis=1)
         mine = np.unique(lanes // width)
         mine = mine[full[mine]]
@@ -205,8 +272,26 @@ class Machine:
         self.state[lanes] = RUN
         return lanes
 
+    def _meet_warpgroups(self, here: np.ndarray, lanes: np.ndarray) -> np.ndarray | None:
+        """Whole warpgroups (four warps of one CTA, the first a multiple of four), each in lane order."""
+        warps = here.reshape(self.warps, self.cta_count, 32).all(axis=2)
+        full = warps[: self.warps // 4 * 4].reshape(-1, 4, self.cta_count).all(axis=1)
+        mine = np.zeros(full.shape, bool)
+        groups = self.warp[lanes] // 4
+        inside = groups < full.shape[0]
+        mine[groups[inside], self.cta[lanes[inside]]] = True
+        group, cta = np.nonzero(mine & full)
+        if not group.size:
+            return None
+        slots = (4 * group[:, None] + np.arange(4)) * self.cta_count + cta[:, None]
+        found = (slots[:, :, None] * 32 + np.arange(32)).reshape(-1)
+        self.state[found] = RUN
+        self.wake(found)
+        return found
+
     def _execute(self, group: Group, block: Block, sel: object, n: int) -> None:
         self.steps += 1
+        self.quiet += 1
         self.executed[block.number] += n
         if self.steps > MAX_BLOCKS:
             raise Fault(
@@ -227,59 +312,52 @@ class Machine:
         else:
             self.go(group, sel, block.number + 1)
 
+    def shared_name(self, flat: int) -> str:
+        """A flat position in words: address, variable and CTA of the cluster."""
+        cta, local = divmod(flat, self.shared_stride)
+        near = [(off, name) for name, (space, off) in self.program.layout.places.items() if space == "shared"]
+        off, name = max(((o, x) for o, x in near if o <= local), default=(0, "shared memory"))
+        where = f" of the CTA of rank {int(self.cta_rank[cta])}" if self.cluster_size > 1 else ""
+        return f"at {self.shared_origin + local:#x} ({name}+{local - off}){where}"
+
+    def changed(self) -> None:
+        """Something that another thread may be waiting for has happened."""
+        self.events += 1
+        self.quiet = 0
+
     def release(self) -> bool:
         """Let go of every barrier that has all its threads; True if any did."""
         waiting = self.state == BARRIER
         if not waiting.any():
             return False
         key = self.cta * 16 + self.barrier_number
-        arrived = np.bincount(key[waiting], minlength=self.cta_count * 16)
+        arrived = np.bincount(key[waiting], minlength=self.cta_count * 16) + self.barrier_arrived
         alive = np.bincount(self.cta[self.state != DONE], minlength=self.cta_count)
         need = np.where(self.barrier_count > 0, self.barrier_count, alive[self.cta])
         free = waiting & (arrived[key] >= need)
         if not free.any():
             return False
+        self.changed()
         self.state[free] = RUN
+        threads = np.flatnonzero(free)
         if self.race:
-            self.race.barrier(np.flatnonzero(free), key[free])
+            self.race.barrier(threads, key[free])
+        for number in np.unique(key[free]):
+            self.barrier_arrived[number] = 0
+            if self.barrier_votes:
+                cta_barriers.settle(self, int(number), threads[key[free] == number])
         for group in self.parts:
             if group.pc is None and free[group.span].any():
                 group.ready = True
         return True
 
-    def _deadlock(self) -> None:
-        stuck = np.flatnonzero((self.state == BARRIER) | (self.state == MEET))
-        cta = self.cta[stuck[0]]
-        who = []
-        for warp in range(self.warps):
-            ids = np.flatnonzero((self.cta == cta) & (self.warp == warp))
-            state = self.state[ids]
-            for s, what in ((BARRIER, "wait at barrier"), (MEET, "wait for their warp"), (DONE, "have left")):
-                at = ids[state == s]
-                if at.size and s == BARRIER:
-                    for number, count, line in sorted(
-                        {
-                            (int(self.barrier_number[i]), int(self.barrier_count[i]), int(self.barrier_line[i]))
-                            for i in at
-                        }
-                    ):
-                        need = count or "all"
-                        who.append(
-                            f"warp {warp}: {at.size} threads {what} {number} (needs {need} threads) at line {line}"
-                        )
-                elif at.size:
-                    where = f" at line {self._line_of(int(at[0]))}" if s == MEET else ""
-                    who.append(f"warp {warp}: {at.size} threads {what}{where}")
-        first = int(stuck[0])
-        line = int(self.barrier_line[first]) if self.state[first] == BARRIER else self._line_of(first)
-        raise Fault(
-            "deadlock",
-            line,
-            "no thread can go on. " + "; ".join(who),
-            "make every thread of the barrier's count reach it, and keep warps together at collectives",
-            first,
-        )
+    def report(self, kind: str, line: int, message: str, cure: str, thread: int = 0, other_line: int = 0) -> None:
+        """A fault after which the run can go on; one report for each kind and pair of lines."""
+        entry = self.found.setdefault((kind, line, other_line), [message, cure, int(thread), 0])
+        entry[3] += 1
 
-    def _line_of(self, thread: int) -> int:
-        lines = self.program.blocks[int(self.pc[thread])].lines
-        return lines[0].line if lines else 0
+    def reports(self) -> list[tuple[Fault, int]]:
+        return [
+            (Fault(kind, line, message, cure, thread, other), count)
+            for (kind, line, other), (message, cure, thread, count) in self.found.items()
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import numerics
-from .blocks import Block, build, operation
+from .blocks import Block, build, definitions_and_uses, operation
 from .emitter import DTYPES, Emitter, Modifiers, storage
 from .errors import PtxError
 from .ptx.records import Instruction, KernelText
@@ -23,6 +23,8 @@ class Layout:
             start = -(-self.local_bytes // var.align) * var.align
             self.places[var.name] = ("local", start)
             self.local_bytes = start + var.size
+        for var in kernel.variables:
+            self.places[var.name] = ("global", 0)
         for param in kernel.params:
             self.places.setdefault(param.name, ("param", param.offset))
 
@@ -47,7 +49,7 @@ class Layout:
 
 def _used_names(kernel: KernelText) -> set[str]:
     text = " ".join(ins.text for ins in kernel.instructions)
-    return {v.name for v in kernel.shared if v.name in text}
+    return {v.name for v in kernel.shared if v.name.split("@")[0] in text}
 
 
 class Program:
@@ -79,7 +81,8 @@ class Program:
         value = self._terminator(e, block)
         for number in sorted(set(e.deferred) & block.live_out):
             e.materialise(number)
-        kept = [n for n in block.defined if n in block.live_out]
+        late = definitions_and_uses(block.terminator)[0] if block.terminator else []  # written when the thread goes on
+        kept = [n for n in block.defined if n in block.live_out and n not in late]
         return [*self._function(e, block, kept, value, False), *self._function(e, block, kept, value, True)]
 
     def _terminator(self, e: Emitter, block: Block) -> str:
@@ -95,7 +98,9 @@ class Program:
 
     def _function(self, e: Emitter, block: Block, kept: list[int], value: str, masked: bool) -> list[str]:
         out = [f"def b{block.number}_{'masked' if masked else 'full'}(M, sel, n):", " R = M.R"]
-        for n in block.used:
+        if block.touches:
+            out.append(f" M.tiles.touch({block.number}, sel, n)")
+        for n in block.loads:
             out.append(f" v{n} = read_lanes(R[{n}], sel)" if masked else f" v{n} = R[{n}]")
         out += [" " + line for line in e.body]
         out.append(f" result = {value}")

@@ -14,20 +14,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """``writes``: the first operand is a destination. ``collective``: threads that must arrive together (0: none)."""
+    """``writes``: the first operand is a destination. ``collective``: threads that must arrive together (0: none).
+
+    ``tiles``: vector operands are fragments that the machine itself reads and writes, later than the instruction
+    (wgmma); they are no locals of the block. ``partial``: a collective whose member mask may name part of a warp.
+    """
 
     emit: Callable
     writes: bool = True
     collective: int = 0
     group: bool = False
     resolve: Callable | None = None
+    tiles: bool = False
+    partial: bool = False
 
 
 OPS: dict[str, Op] = {}
 RUNTIME: dict[str, Callable] = {}
 
 
-def emits(*names: str, writes: bool = True, collective: int = 0, group: bool = False) -> Callable:
+def emits(
+    *names: str,
+    writes: bool = True,
+    collective: int = 0,
+    group: bool = False,
+    tiles: bool = False,
+    partial: bool = False,
+) -> Callable:
     """Register an emitter ``f(e, ins, mods)`` for opcode prefixes such as ``add`` or ``cp.async.commit_group``.
 
     With ``group`` it is ``f(e, run)`` and takes a whole run of consecutive instructions of that opcode.
@@ -35,18 +48,23 @@ def emits(*names: str, writes: bool = True, collective: int = 0, group: bool = F
 
     def register(function: Callable) -> Callable:
         for name in names:
-            OPS[name] = Op(emit=function, writes=writes, collective=collective, group=group)
+            OPS[name] = Op(
+                emit=function, writes=writes, collective=collective, group=group, tiles=tiles, partial=partial
+            )
         return function
 
     return register
 
 
-def terminates(*names: str, resolve: Callable, collective: int = 0) -> Callable:
-    """Register a block-ending opcode: the emitter returns an expression, ``resolve`` acts on its value."""
+def terminates(*names: str, resolve: Callable, collective: int = 0, writes: bool = False) -> Callable:
+    """Register a block-ending opcode: the emitter returns an expression, ``resolve`` acts on its value.
+
+    With ``writes`` the first operand is a destination, which ``resolve`` (or a later wake-up) writes.
+    """
 
     def register(function: Callable) -> Callable:
         for name in names:
-            OPS[name] = Op(emit=function, writes=False, resolve=resolve, collective=collective)
+            OPS[name] = Op(emit=function, writes=writes, resolve=resolve, collective=collective)
         return function
 
     return register

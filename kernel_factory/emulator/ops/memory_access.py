@@ -8,15 +8,20 @@ from ..emitter import NUMPY, Emitter, Modifiers, size_of
 from ..errors import Fault
 from ..lanes import settle, spread, threads_of
 from ..ptx.records import Instruction, Symbol, Vector
-from ..registry import emits, runtime
+from ..registry import RUNTIME, emits, runtime
 from .move import WINDOWS
 
 _HINTS = (
     "nc",
     "weak",
     "relaxed",
+    "acquire",
+    "release",
     "volatile",
+    "mmio",
+    "unified",
     "cta",
+    "cluster",
     "gpu",
     "sys",
     "ca",
@@ -38,12 +43,15 @@ def _shape(e: Emitter, mods: Modifiers) -> tuple[str, str, int]:
     dtype = NUMPY[mods.type()]
     count = int((mods.take("v2", "v4", "v8") or "v1")[1:])
     space = (
-        mods.take("global", "shared", "shared::cta", "local", "param", "param::entry", "const") or "generic"
-    ).split("::")[0]
-    if "L2::cache_hint" in mods.left:
-        raise e.fail("cache-policy operands are not emulated; drop the operand or add it with a test")
+        mods.take(
+            "global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "param::func", "const"
+        )
+        or "generic"
+    )
+    space = "cluster" if space == "shared::cluster" else space.split("::")[0]
     mods.ignore(*_HINTS)
-    if space == "const" or count * size_of(dtype) > 32:
+    space = "global" if space == "const" else space
+    if count * size_of(dtype) > 32:
         raise e.fail(f"access of {count} x {dtype} in .{space} is not emulated")
     return space, dtype, count
 
@@ -53,6 +61,10 @@ def _base(e: Emitter, operand: object, space: str) -> tuple[str, int]:
         return e.global_address(operand)
     if space == "shared":
         return e.shared_address(operand)
+    if space == "cluster":
+        from .cluster import cluster_address  # that module builds on this one
+
+        return cluster_address(e, operand)
     base, offset = e.address(operand)
     return e.value(base, "u64"), offset
 
@@ -60,12 +72,15 @@ def _base(e: Emitter, operand: object, space: str) -> tuple[str, int]:
 @emits("ld", "ldu")
 def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Loads of 1 to 32 bytes a thread."""
+    policy = "L2::cache_hint" in mods.left  # one operand more, ignored
     space, dtype, count = _shape(e, mods)
-    dst, source = e.operands(2)
+    dst, source, *_ = e.operands(2 + policy)
     items = dst.items if isinstance(dst, Vector) else (dst,)
     if len(items) != count:
         raise e.fail(f"vector of {len(items)} registers, expected {count}")
     base, offset = e.address(source)
+    if space == "param" and isinstance(base, Symbol) and e.layout.place(base.name)[0] == "local":
+        space = "local"  # a parameter of a call
     if space == "param" and isinstance(base, Symbol):
         start = e.layout.place(base.name)[1] + offset
         for i, item in enumerate(items):
@@ -83,10 +98,14 @@ def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 @emits("st", writes=False)
 def store(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Stores of 1 to 32 bytes a thread."""
+    policy = "L2::cache_hint" in mods.left  # one operand more, ignored
     space, dtype, count = _shape(e, mods)
-    target, source = e.operands(2)
+    target, source, *_ = e.operands(2 + policy)
     bits = dtype if dtype == "c16" else f"u{8 * size_of(dtype)}"
     values = e.values(source, bits)
+    base, _ = e.address(target)
+    if space == "param" and isinstance(base, Symbol) and e.layout.place(base.name)[0] == "local":
+        space = "local"  # a parameter of a call
     if len(values) != count or space == "param":
         raise e.fail(f"store of {len(values)} values, expected {count}, in .{space}")
     code, offset = _base(e, target, space)
@@ -99,7 +118,11 @@ def parameter(M: object, offset: int, dtype: type) -> np.ndarray:
 
 
 @runtime
-def symbol_address(M: object, space: str, offset: int, dtype: type) -> np.ndarray:
+def symbol_address(M: object, sel: object, space: str, offset: int, dtype: type) -> np.ndarray:
+    """Address of a variable; in a cluster a shared address carries the rank of the thread's CTA."""
+    if space == "shared" and M.rank_bits is not None:
+        rank = M.rank_bits if sel is None else M.rank_bits[sel]
+        return (rank + (M.shared_origin + offset)).astype(dtype)
     base = M.shared_origin if space == "shared" else 0
     return np.array([base + offset], dtype)
 
@@ -139,6 +162,8 @@ WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex12
 def shared_base(M: object, sel: object, address: np.ndarray) -> tuple:
     """Addresses flattened over the batch's CTAs, with their range and alignment bits, computed once a base register."""
     a = address.astype(np.int64)
+    if M.rank_bits is not None:
+        a = a - (M.rank_bits if sel is None else M.rank_bits[sel])
     flat = a + (M.cta_shared if sel is None else M.cta_shared[sel])
     return flat, int(a.min()), int(a.max()), int(np.bitwise_or.reduce(a))
 
@@ -211,6 +236,7 @@ def store_shared(M, sel, base, offset, dtype, values, mask, line, n):
     M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = (
         np.ascontiguousarray(data).view(WORDS[nbytes]).reshape(-1)
     )
+    M.changed()
 
 
 # -- global -----------------------------------------------------------------------------------------------------------
@@ -298,6 +324,7 @@ def store_global(M, sel, base, offset, dtype, values, mask, line, n):
     nbytes = np.dtype(dtype).itemsize * len(values)
     data = np.ascontiguousarray(joined(values, n, dtype) if len(values) > 1 else spread(values[0], n))
     data = data.view(WORDS[nbytes]).reshape(-1)
+    M.changed()
     data = data if chosen is None else data[chosen]
     for lanes, at, buffer in global_parts(M, sel, base, offset, nbytes, chosen, True, line, n):
         part = data if lanes is None else data[lanes]
@@ -363,7 +390,7 @@ def _generic(M, sel, address, mask, line):
     space = {1: "shared", 2: "local", 4: "param"}.get(int(top[0]), "global")
     plain = address - np.uint64(WINDOWS[space]) if space in WINDOWS else address
     if space == "shared":
-        return space, shared_base(M, sel, plain)
+        return ("shared", shared_base(M, sel, plain)) if M.cluster_size == 1 else ("cluster", plain.astype(np.int64))
     return space, global_base(plain) if space == "global" else plain
 
 
@@ -373,6 +400,8 @@ def load_generic(M, sel, address, offset, dtype, count, mask, line, n):
     if space == "param":
         at = int(base[0]) + offset
         return [parameter(M, at + i * np.dtype(dtype).itemsize, dtype) for i in range(count)]
+    if space == "cluster":
+        return RUNTIME["load_cluster"](M, sel, base, offset, dtype, count, mask, line, n)
     return {"shared": load_shared, "local": load_local, "global": load_global}[space](
         M, sel, base, offset, dtype, count, mask, line, n
     )
@@ -383,6 +412,8 @@ def store_generic(M, sel, address, offset, dtype, values, mask, line, n):
     space, base = _generic(M, sel, address, mask, line)
     if space == "param":
         raise Fault("write-to-read-only", line, "store to a kernel parameter", "copy the parameter first", 0)
-    {"shared": store_shared, "local": store_local, "global": store_global}[space](
+    if space == "cluster":
+        return RUNTIME["store_cluster"](M, sel, base, offset, dtype, values, mask, line, n)
+    return {"shared": store_shared, "local": store_local, "global": store_global}[space](
         M, sel, base, offset, dtype, values, mask, line, n
     )

@@ -116,7 +116,7 @@ def convert_address(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Between a state space and generic addresses; global addresses are the same in both."""
     dtype = NUMPY[mods.type("u64", "u32")]
     back = bool(mods.take("to"))
-    space = mods.one("global", "shared", "shared::cta", "local", "const", "param").split("::")[0]
+    space = mods.one("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param").split("::")[0]
     dst, a = e.operands(2)
     x = e.value(a, dtype)
     if space in ("global", "const"):

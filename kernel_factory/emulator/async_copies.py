@@ -1,0 +1,115 @@
+"""Bulk and tensor copies in flight. They land as late as is legal, so that a missing wait shows.
+
+A copy that completes on an mbarrier lands when nothing else can run: in lockstep all of them together, else one of
+those whose barrier somebody waits for. A copy of a bulk group reads its source and writes its target at the wait
+that covers it (PTX ISA 9.7.9.25.3, 9.7.9.25.6), or at the end of the kernel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class AsyncCopies:
+    """Queues of one batch. A job has ``threads`` (one a copy), ``line``, and ``land(M)``; loads also ``barriers``."""
+
+    def __init__(self, machine: object) -> None:
+        self.M = machine
+        self.loads: list = []
+        self.stores: list = []
+        self.arrivals: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.groups = np.zeros(machine.T, np.int32)
+
+    def load(self, job: object) -> None:
+        """Queue a copy that completes on an mbarrier."""
+        self.loads.append(job)
+        self.M.changed()
+
+    def store(self, job: object) -> None:
+        """Queue a copy of the current bulk group of its threads."""
+        job.groups = self.groups[job.threads].copy()
+        self.stores.append(job)
+        self.M.changed()
+
+    def arrive_later(self, threads: np.ndarray, flat: np.ndarray, line: int) -> None:
+        """Arrive on mbarriers once all cp.async that the threads have issued so far have landed."""
+        self.arrivals.append((threads, flat, line, len(self.M.copies)))
+
+    def commit(self, threads: np.ndarray) -> None:
+        self.groups[threads] += 1
+
+    def wait(self, threads: np.ndarray, left: int) -> None:
+        """Land all but the newest ``left`` groups of these threads."""
+        if not self.stores:
+            return
+        limit = np.full(self.M.T, -1, np.int32)
+        limit[threads] = self.groups[threads] - left
+        rest = []
+        for job in self.stores:
+            done = job.groups < limit[job.threads]
+            if done.all():
+                job.land(self.M)
+            elif done.any():
+                job.part(done).land(self.M)
+                rest.append(job.part(~done))
+            else:
+                rest.append(job)
+        self.stores = rest
+        self.M.changed()
+
+    def advance(self) -> bool:
+        """Let something land because nothing else can go on; False when nothing is in flight."""
+        if self.arrivals:
+            self._arrive()
+            return True
+        if not self.loads:
+            return False
+        if self.M.late:
+            self.loads.pop(self._pick()).land(self.M)
+        else:
+            ready, self.loads = self.loads, []
+            for job in ready:
+                job.land(self.M)
+        self.M.changed()
+        return True
+
+    def _pick(self) -> int:
+        """A load whose barrier somebody waits for, else any."""
+        from .machine import PHASE
+
+        M = self.M
+        wanted = np.unique(M.mbarriers.barrier[M.state == PHASE])
+        waited = [i for i, job in enumerate(self.loads) if job.barriers is not None
+                  and np.isin(job.barriers, wanted).any()]  # fmt: skip
+        choice = waited or range(len(self.loads))
+        return choice[int(M.rng.integers(len(choice)))]
+
+    def _arrive(self) -> None:
+        """The oldest cp.async.mbarrier.arrive: its threads' copies land, then they arrive."""
+        threads, flat, line, before = self.arrivals.pop(0)
+        M = self.M
+        mine = np.zeros(M.T, bool)
+        mine[threads] = True
+        rest = []
+        for number, copy in enumerate(M.copies):
+            done = mine[copy.threads] & (number < before)
+            if done.any():
+                copy.part(done).land(M)
+            if not done.all():
+                rest.append(copy.part(~done) if done.any() else copy)
+        gone = len(M.copies) - len(rest)
+        M.copies = rest
+        self.arrivals = [(t, f, at, max(0, k - gone)) for t, f, at, k in self.arrivals]
+        M.mbarriers.arrive(flat, np.ones(flat.shape[0], np.int64), threads, line, what="cp.async.mbarrier.arrive")
+
+    def finish(self) -> None:
+        """The end of the kernel: what nobody has waited for is a finding, and lands."""
+        for job in (*self.loads, *self.stores):
+            self.M.report(
+                "async-not-waited", job.line,
+                "a bulk copy is still in flight at the end of the kernel",
+                "wait for its mbarrier phase, or for its bulk group (cp.async.bulk.wait_group.read 0), before exit",
+                int(job.threads[0]),
+            )  # fmt: skip
+            job.land(self.M)
+        self.loads, self.stores = [], []

@@ -1,0 +1,125 @@
+"""Where the units of tensor-map boxes lie in global and in shared memory, for many copies at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .errors import Fault
+from .tensor_map import TensorMap
+
+
+class Boxes:
+    """Boxes of one tensor map at ``coords`` (copies, rank), and the bytes that they cover in global memory.
+
+    ``unit`` is what is moved at once: 16 bytes where coordinates and extents allow it, else one element.
+    """
+
+    def __init__(self, tmap: TensorMap, coords: np.ndarray) -> None:
+        self.tmap, self.coords = tmap, coords
+        size = tmap.element_bytes
+        whole = not ((coords[:, 0] * size) & 15).any() and not (tmap.extents[0] * size) & 15
+        self.unit = 16 if whole and tmap.box[0] * size % 16 == 0 else size
+        self.index, self.offset = tmap.offsets(self.unit)
+        self.inside = self._inside()
+
+    def _inside(self) -> np.ndarray | None:
+        """Which units lie inside of the tensor, (copies, units); None when all do."""
+        extents, box = np.array(self.tmap.extents), np.array(self.tmap.box)
+        if ((self.coords >= 0) & (self.coords + box <= extents)).all():
+            return None
+        at = self.coords[:, :, None] + self.index
+        return ((at >= 0) & (at < extents[:, None])).all(axis=1)
+
+    def locate(self, M: object, line: int, threads: np.ndarray, write: bool) -> tuple[object, np.ndarray]:
+        """The buffer and the position of every unit in it (0 outside of the tensor)."""
+        steps = np.array([self.tmap.element_bytes, *self.tmap.strides])
+        address = (self.tmap.address + self.coords @ steps)[:, None] + self.offset
+        if self.inside is None:
+            low, high = int(address.min()), int(address.max())
+        elif self.inside.any():
+            low = int(np.where(self.inside, address, np.iinfo(np.int64).max).min())
+            high = int(np.where(self.inside, address, 0).max())
+        else:
+            return None, np.zeros(address.shape, np.int64)
+        buffer = M.memory.find(low, high + self.unit)
+        if buffer is None or (write and not buffer.writable):
+            where = M.memory.describe(low if M.memory.find(low, low + self.unit) is None else high)
+            raise Fault(
+                "out-of-bounds" if buffer is None else "write-to-read-only", line,
+                f"tensor {'store' if write else 'load'} of a box of {self.tmap.box} elements: {where}",
+                "correct the tensor map's address, extents and strides: inside of its extents it names other memory",
+                int(threads[0]),
+            )  # fmt: skip
+        at = (address - buffer.address) >> (self.unit.bit_length() - 1)
+        return buffer, at if self.inside is None else np.where(self.inside, at, 0)
+
+    def read(self, M: object, line: int, threads: np.ndarray) -> np.ndarray:
+        """The boxes' data, (copies, units); zeros or NaN outside of the tensor (PTX ISA 5.5.5)."""
+        buffer, at = self.locate(M, line, threads, False)
+        kind = M.shared_views[self.unit].dtype
+        if buffer is None:
+            return self._fill(at.shape, kind)
+        if M.global_race:
+            self._global_race(M.global_race.read, M, threads, at, buffer, line)
+        self._count(M, buffer, at, "read", line)
+        data = buffer.view(self.unit).take(at)
+        return data if self.inside is None else np.where(self.inside, data, self._fill(at.shape, kind))
+
+    def _fill(self, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+        return np.full((*shape, kind.itemsize), 0xFF if self.tmap.nan_fill else 0, np.uint8).view(kind)[..., 0]
+
+    def write(self, M: object, data: np.ndarray, line: int, threads: np.ndarray, combine: object = None) -> None:
+        """Write (or combine) what lies inside of the tensor."""
+        buffer, at = self.locate(M, line, threads, True)
+        if buffer is None:
+            return
+        keep = np.ones(at.shape, bool) if self.inside is None else self.inside
+        where, values = at[keep], data[keep]
+        if M.global_race and combine is None:
+            rows = np.broadcast_to(threads[:, None], at.shape)[keep]
+            M.global_race.write(rows, None, where, self.unit, buffer, line, values)
+        self._count(M, buffer, at, "write", line)
+        if combine is None:
+            buffer.view(self.unit)[where] = values
+        else:
+            combine(buffer, where, values, self.unit)
+        M.changed()
+
+    def _global_race(self, note, M, threads, at, buffer, line) -> None:
+        keep = np.ones(at.shape, bool) if self.inside is None else self.inside
+        note(np.broadcast_to(threads[:, None], at.shape)[keep], None, at[keep], self.unit, buffer, line)
+
+    def _count(self, M, buffer, at, direction, line) -> None:
+        if M.count:
+            M.count.tensor(buffer, at, self.unit, self.inside, direction, line)
+
+    def shared(self, M: object, start: np.ndarray) -> np.ndarray:
+        """Flat byte positions of every unit in shared memory, (copies, units), for tiles that start at ``start``."""
+        linear = np.arange(self.offset.shape[0]) * self.unit
+        align = self.tmap.alignment
+        if not (start & (align - 1)).any():
+            return start[:, None] + self.tmap.swizzled(linear)
+        return self.tmap.swizzled(start[:, None] + linear)
+
+
+def check_room(
+    M: object, start: np.ndarray, nbytes: int, align: int, line: int, threads: np.ndarray, what: str
+) -> None:
+    """The ``nbytes`` from flat position ``start`` must lie in one CTA's shared memory, aligned."""
+    local = start % M.shared_stride
+    bad = local + nbytes > M.shared_end - M.shared_origin
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise Fault(
+            "out-of-bounds", line,
+            f"{what} of {nbytes} bytes at offset {int(local[at])} of {M.shared_end - M.shared_origin} bytes "
+            "of shared memory",
+            "correct the layout, or ask for more dynamic shared memory at launch", int(threads[at]),
+        )  # fmt: skip
+    bad = (start & (align - 1)) != 0
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise Fault(
+            "misaligned", line, f"{what} at shared-memory offset {int(local[at])}, expected a multiple of {align}",
+            f"align the tile to {align} bytes", int(threads[at]),
+        )  # fmt: skip
