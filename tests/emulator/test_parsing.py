@@ -14,19 +14,17 @@ from kernel_factory.emulator.ptx import Register, parse
     ("statement", "message"),
     [
         ("tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [%d0];", "opcode tex is not emulated"),
-        ("add.rz.f32 %r1, %r2, %r3;", "modifier .rz is not emulated"),
-        ("ld.global.acquire.b32 %r1, [%d0];", "modifier .acquire is not emulated"),
+        ("add.up.f32 %r1, %r2, %r3;", "modifier .up is not emulated"),
+        ("ld.global.hurried.b32 %r1, [%d0];", "modifier .hurried is not emulated"),
         (
-            "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r1,%r2}, {%r1}, {%r2}, {%r1,%r2};",
+            "mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 {%r1,%r2}, {%r1}, {%r2}, {%r1,%r2};",
             "type .s32",
         ),
         ("add.s32 %r1, %r2, %nothing;", "no declared register"),
         ("add.s32 %r1, %r2, %r99;", "no declared register"),
         ("bra NOWHERE;", "label NOWHERE"),
-        ("mov.u64 %d0, %clock64;", "special register %clock64 is not emulated"),
         ("mov.b32 %r1, %d0;", ""),
         ("add.s32 %p1, %r1, %r2;", "cannot go to a register of type .pred"),
-        ("@%p1 bar.sync 0;", "unguarded"),
         (".callprototype foo;", "directive .callprototype"),
     ],
 )

@@ -161,9 +161,9 @@ def test_a_deadlock_says_who_waits_where(mode):
 def test_half_a_warp_at_a_collective_is_a_deadlock(mode):
     """A shuffle that half of the warp skips can never complete."""
     body = "mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 1; setp.eq.b32 %p1, %r1, 0; @%p1 bra END;"
-    body += "shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1; END:"
+    body += "shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1; END: bar.sync 0;"
     result, _ = launch(body, {}, mode=mode)
-    assert kinds(result) == {"deadlock"} and "wait for their warp" in result.findings[0].message
+    assert kinds(result) == {"deadlock"} and "names lanes that do not arrive" in result.findings[0].message
 
 
 @pytest.mark.parametrize("mode", MODES)

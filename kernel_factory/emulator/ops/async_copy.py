@@ -21,8 +21,10 @@ def issue(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """cp.async of 4, 8 or 16 bytes; with a source size, the rest of the bytes are zeros."""
     mods.one("shared", "shared::cta")
     mods.one("global")
+    policy = bool(mods.take("L2::cache_hint"))  # one operand more, ignored
     mods.ignore("L2::64B", "L2::128B", "L2::256B")
     target, source, size, *rest = ins.operands
+    rest = rest[: len(rest) - policy]
     allowed = (16,) if ins.modifiers[1] == "cg" else (4, 8, 16)
     if not isinstance(size, Immediate) or size.value not in allowed:
         raise e.fail(f"the size of cp.async.{ins.modifiers[1]} must be one of {allowed}")

@@ -20,7 +20,7 @@ def finish(e: Emitter, mods: Modifiers, code: str, flush: bool) -> str:
 
 
 def arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:
-    """add, sub, mul, fma, min, max, neg, abs of f32 and f64; only round to nearest even."""
+    """add, sub, mul, neg, abs of f32 and f64, and fma, min, max of f32; here only round to nearest even."""
     dtype = NUMPY[kind]
     flush = bool(mods.take("ftz"))
     dst, *sources = ins.operands
@@ -42,9 +42,11 @@ def arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None
 
 
 def _extreme(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, x: list[str], dst: object) -> None:
-    if kind == "f64":
-        raise e.fail("min and max of f64 are not emulated")
     nan = mods.take("NaN")
+    signs = x
+    if mods.take("xorsign"):
+        mods.one("abs")
+        x = [f"np.abs({v})" for v in x]
     if nan and len(x) == 2:
         pick = "np.minimum" if ins.opcode == "min" else "np.maximum"
         code = f"canonical_nan({pick}({x[0]}, {x[1]}))"
@@ -54,6 +56,8 @@ def _extreme(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, x: list[s
             code = f"float_{ins.opcode}({code}, {x[2]})"
             if nan:
                 code = f"nan_if(np.isnan({x[0]}) | np.isnan({x[1]}) | np.isnan({x[2]}), {code})"
+    if signs is not x:
+        code = f"np.copysign({code}, np.where(np.signbit({signs[0]}) ^ np.signbit({signs[1]}), f32(-1), f32(1)))"
     e.set(dst, code, "f32")
 
 
@@ -103,6 +107,6 @@ def unary(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 @emits("copysign")
 def copysign(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Sign of the first operand on the magnitude of the second."""
-    mods.type("f32")
+    dtype = NUMPY[mods.type("f32", "f64")]
     dst, a, b = e.operands(3)
-    e.set(dst, f"np.copysign({e.value(b, 'f32')}, {e.value(a, 'f32')})", "f32")
+    e.set(dst, f"np.copysign({e.value(b, dtype)}, {e.value(a, dtype)})", dtype)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..emitter import Emitter, Modifiers
 from ..ptx.records import Instruction
+from ..registry import runtime
 
 _LAMBDA = {"add": "lambda a, b: a + b", "sub": "lambda a, b: a - b", "mul": "lambda a, b: a * b", "fma": "fma"}
 _HALF = {
@@ -14,7 +17,7 @@ _HALF = {
     "max": "float_max({0}, {1})",
     "neg": "(-{0})",
     "abs": "np.abs({0})",
-    "fma": "to_f32_odd({0}.astype(f64) * {1} + {2})",
+    "fma": "fma_half({0}, {1}, {2})",
 }
 
 
@@ -58,7 +61,10 @@ def half_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
     if ins.opcode not in _HALF:
         raise e.fail(f"{ins.opcode}.{kind} is not emulated")
     mods.take("rn")
-    relu, nan = mods.take("relu"), mods.take("NaN")
+    relu, nan, flush, sat = (mods.take(x) for x in ("relu", "NaN", "ftz", "sat"))
+    signs = ins.opcode in ("min", "max") and mods.take("xorsign")
+    if signs:
+        mods.one("abs")
     dst, *sources = ins.operands
     if ins.opcode in ("neg", "abs"):
         _sign_bits(e, ins, kind, dst, sources[0])
@@ -68,11 +74,26 @@ def half_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
         raise e.fail(f".NaN does not go with {ins.opcode}")
     values = []
     for lane in zip(*parts, strict=True):
+        lane = [f"flush_half({x}, {kind!r})" for x in lane] if flush else lane
+        heads = lane
+        lane = [f"np.abs({x})" for x in lane] if signs else lane
         code = _HALF[ins.opcode].format(*lane)
         if nan:
             code = f"nan_if(nan_either({lane[0]}, {lane[1]}), {code})"
-        values.append(f"np.maximum({code}, f32(0))" if relu else code)
+        if signs:
+            code = f"np.copysign({code}, np.where(np.signbit({heads[0]}) ^ np.signbit({heads[1]}), f32(-1), f32(1)))"
+        if sat:
+            code = f"np.fmin(np.fmax({code}, f32(0)), f32(1))"
+        code = f"np.maximum({code}, f32(0))" if relu else code
+        values.append(f"flush_half({code}, {kind!r})" if flush else code)
     encode(e, dst, values, kind)
+
+
+@runtime
+def flush_half(x, kind):
+    """Subnormal halves become zeros of the same sign (.ftz on f16)."""
+    tiny = np.float32(2.0**-14 if kind.startswith("f16") else 2.0**-126)
+    return np.where(np.abs(x) < tiny, np.copysign(np.float32(0), x), x)
 
 
 def mixed_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:

@@ -39,6 +39,14 @@ def call(parser: object, guard: Register | None, text: str, line: int, source: s
         parser.place_raw(skip)
 
 
+def behind_branch(parser, guard: Register, opcode: str, modifiers: tuple, parts: list, line: int, source: str) -> None:
+    """A guarded collective or barrier: the other lanes branch around it, so that it never sees a guard."""
+    skip = parser.fresh_label("skip")
+    parser.add("bra", (), (Label(skip),), _opposite(guard), line, source)
+    parser.add(opcode, modifiers, parser.operands(opcode, modifiers, parts, line, source), None, line, source)
+    parser.place_raw(skip)
+
+
 def _opposite(register: Register) -> Register:
     return Register(register.number, register.type, register.name, not register.negated)
 

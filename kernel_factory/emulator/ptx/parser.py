@@ -37,6 +37,9 @@ _DEBUG = re.compile(r"\.(loc|file)\b")
 _SPACE = re.compile(r"\s+")
 _INSTRUCTION = re.compile(rf"(?:@(!?)\s*({IDENT})\s+)?([a-z]\w*)((?:\.[\w:]+)*)\s*(.*)$", re.S)
 
+_WHOLE = ("shfl", "vote", "match", "redux", "elect", "mma", "ldmatrix", "stmatrix", "movmatrix", "barrier")
+_CARRY = ("addc", "subc", "madc")
+
 
 class _Scope:
     def __init__(self, number: int) -> None:
@@ -178,17 +181,29 @@ class BodyParser:
             calls.call(self, guard, match[5], line, source)
         elif opcode == "brx":
             calls.indexed_branch(self, guard, match[5], line, source)
+        elif guard and (opcode in _WHOLE or opcode == "bar"):
+            calls.behind_branch(self, guard, opcode, modifiers, split(match[5]), line, source)
         elif opcode == "ret" and self.returns:
             self.add("bra", (), (Label(self.returns[-1]),), guard, line, source)
         else:
-            self.add(opcode, modifiers, self._operands(opcode, split(match[5]), line, source), guard, line, source)
+            self.add(opcode, modifiers, self.operands(opcode, modifiers, split(match[5]), line, source), guard, line, source)
 
-    def _operands(self, opcode: str, parts: list[str], line: int, source: str) -> tuple:
+    def operands(self, opcode: str, modifiers: tuple, parts: list[str], line: int, source: str) -> tuple:
         if opcode == "bra":
             if len(parts) != 1:
                 raise PtxError(line, source, "bra takes one label")
             return (Label(self.label(parts[0])),)
-        return tuple(self.operand(p, line, source) for p in parts)
+        operands = tuple(self.operand(p, line, source) for p in parts)
+        if opcode in _CARRY or (opcode in ("add", "sub", "mad") and "cc" in modifiers):
+            return self._with_carry(opcode, modifiers, operands)
+        return operands
+
+    def _with_carry(self, opcode: str, modifiers: tuple, operands: tuple) -> tuple:
+        """The carry flag as an operand: read by addc and its kin, written by the .cc forms (PTX ISA 9.7.2)."""
+        flag = self.scopes[0].names.get("CC.CF") or self.new_register("CC.CF", "pred", self.scopes[0])
+        if operands and "cc" in modifiers:
+            operands = (Vector((operands[0], flag)), *operands[1:])
+        return (*operands, flag) if opcode in _CARRY else operands
 
     def _declare(self, source: str, line: int) -> None:
         kind, _, rest = source.partition(" ")
