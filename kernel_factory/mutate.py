@@ -1,14 +1,18 @@
 """Mutate: break a kernel's PTX on purpose, and see whether validation notices.
 
-A mutant drops one synchronisation or shifts one index. It is killed when a check reports a
-finding or the result leaves the policy's bars. A survivor is excused only if the synchronisation
-is redundant: dropping it TOGETHER with another survivor, which covers it, is caught.
+A mutant drops or weakens one synchronisation, shifts one index, or changes one swizzle or
+descriptor constant. It is killed when a check reports a finding or the numbers leave the bars. A
+survivor is excused only if it is redundant: dropping it TOGETHER with the synchronisation that
+covers it is caught.
+
+``Trial`` knows nothing of families: anything that can run a PTX text in a mode and say what it
+noticed can be mutated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
@@ -16,10 +20,40 @@ from typing import Any, Final
 from kernel_factory import emulator
 from kernel_factory.bench import MODES, Target, Tensors, run_target
 
-SYNCHRONISATIONS: Final = ("bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.wait_all")
-INDEXED: Final = ("ld.global", "st.global", "ld.shared", "st.shared", "ldmatrix", "cp.async.cg", "cp.async.ca")
+SYNCHRONISATIONS: Final = (
+    "bar.sync",
+    "bar.warp.sync",
+    "barrier.sync",
+    "barrier.cluster",
+    "cp.async.wait_group",
+    "cp.async.wait_all",
+    "cp.async.commit_group",
+    "cp.async.bulk.wait_group",
+    "cp.async.bulk.commit_group",
+    "fence.",
+    "mbarrier.arrive",
+    "wgmma.fence",
+    "wgmma.commit_group",
+    "wgmma.wait_group",
+    "tcgen05.commit",
+    "tcgen05.fence",
+    "tcgen05.wait",
+)
+WEAKENED: Final = ("cp.async.wait_group", "cp.async.bulk.wait_group", "wgmma.wait_group")
+INDEXED: Final = (
+    "ld.global",
+    "st.global",
+    "ld.shared",
+    "st.shared",
+    "ldmatrix",
+    "stmatrix",
+    "cp.async.cg",
+    "cp.async.ca",
+)
 _STATEMENT: Final = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _ADDRESS: Final = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
+_SWIZZLE: Final = re.compile(r"^(\s*xor\.b32\s+%\w+,\s*%\w+,\s*)(\d+);")
+_DESCRIPTOR: Final = re.compile(r"^(\s*(?:or|mov)\.b64\s+%\w+,\s*(?:%\w+,\s*)?)(-?\d{15,});")
 NORM_BAR: Final = 1.5e-3
 ROW_BAR: Final = 1e-2
 
@@ -47,7 +81,70 @@ class Survived:
     """No mode noticed."""
 
 
-Fate = Killed | Survived
+@dataclass(frozen=True, kw_only=True)
+class Redundant:
+    """No mode noticed, and dropping this together with line ``cover`` is noticed."""
+
+    cover: int
+
+
+Fate = Killed | Survived | Redundant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A kernel to break. ``attempt(ptx, mode)`` runs a text and says what it noticed, or None."""
+
+    ptx: str
+    attempt: Callable[[str, str], str | None]
+
+    @classmethod
+    def of_target(cls, target: Target, inputs: Tensors, staged: Any, ptx: str) -> Trial:
+        """One launch of a cell: a sample of its blocks, on the rounding model's values."""
+
+        def attempt(text: str, mode: str) -> str | None:
+            bench, index = target.bench, target.index
+            kernel = emulator.load(text).kernels[target.launch.symbol]
+            kernels = (*bench.kernels[:index], kernel, *bench.kernels[index + 1 :])
+            figures, result = run_target(replace(target, bench=replace(bench, kernels=kernels)), inputs, staged, mode)
+            if result.findings:
+                return f"{result.findings[0].kind} at line {result.findings[0].line}"
+            norm, row = figures["model_norm"], figures["model_worst_row"]
+            return None if norm <= NORM_BAR and row <= ROW_BAR else f"error {norm:.2e}, worst row {row:.2e}"
+
+        return cls(ptx=ptx, attempt=attempt)
+
+    def fate(self, mutant: Mutant) -> Killed | Survived:
+        """Run a mutant in every mode until one notices."""
+        for mode in MODES:
+            why = self.attempt(mutant.ptx, mode)
+            if why is not None:
+                return Killed(mode=mode, why=why)
+        return Survived()
+
+
+def suite(trial: Trial, heard: Callable[[Mutant, Fate], None] = lambda mutant, fate: None) -> list[tuple[Mutant, Fate]]:
+    """Every mutant of a trial with its fate; survivors that are redundant are told apart."""
+    fates: list[tuple[Mutant, Fate]] = [(mutant, trial.fate(mutant)) for mutant in mutants(trial.ptx)]
+    survivors = [m for m, fate in fates if isinstance(fate, Survived) and m.kind in ("drop", "weaken")]
+    covers = covering(trial, survivors)
+    told = [(m, _excuse(m, fate, covers)) for m, fate in fates]
+    for mutant, fate in told:
+        heard(mutant, fate)
+    return told
+
+
+def _excuse(mutant: Mutant, fate: Fate, covers: dict[int, int]) -> Fate:
+    covered = isinstance(fate, Survived) and mutant.kind in ("drop", "weaken") and mutant.lines[0] in covers
+    return Redundant(cover=covers[mutant.lines[0]]) if covered else fate
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """Every mutant of a kernel, in one order."""
+    yield from drops(ptx)
+    yield from weakenings(ptx)
+    yield from shifts(ptx)
+    yield from constants(ptx)
 
 
 def statements(ptx: str, opcodes: tuple[str, ...]) -> list[tuple[int, str]]:
@@ -65,10 +162,24 @@ def without(ptx: str, *lines: int) -> str:
     return "\n".join("" if i in lines else text for i, text in enumerate(ptx.splitlines(), start=1)) + "\n"
 
 
+def _changed(ptx: str, line: int, text: str) -> str:
+    rows = ptx.splitlines()
+    rows[line - 1] = text
+    return "\n".join(rows) + "\n"
+
+
 def drops(ptx: str) -> Iterator[Mutant]:
     """A mutant for every synchronisation, dropped."""
     for line, text in statements(ptx, SYNCHRONISATIONS):
         yield Mutant(kind="drop", lines=(line,), statement=text, ptx=without(ptx, line))
+
+
+def weakenings(ptx: str) -> Iterator[Mutant]:
+    """A mutant for every wait that leaves one more group in flight."""
+    for line, text in statements(ptx, WEAKENED):
+        looser = re.sub(r"(\d+);", lambda m: f"{int(m[1]) + 1};", ptx.splitlines()[line - 1], count=1)
+        if looser != ptx.splitlines()[line - 1]:
+            yield Mutant(kind="weaken", lines=(line,), statement=text, ptx=_changed(ptx, line, looser))
 
 
 def shifts(ptx: str) -> Iterator[Mutant]:
@@ -76,36 +187,21 @@ def shifts(ptx: str) -> Iterator[Mutant]:
     for opcode in INDEXED:
         found = [row for row in statements(ptx, (opcode,)) if _ADDRESS.search(row[1])]
         for line, text in dict.fromkeys([*found[:1], *found[-1:]]):
-            rows = ptx.splitlines()
-            rows[line - 1] = _ADDRESS.sub(lambda m: f"[{m[1]}+{int(m[2] or 0) + 16}]", rows[line - 1], count=1)
-            yield Mutant(kind="shift", lines=(line,), statement=text, ptx="\n".join(rows) + "\n")
+            moved = _ADDRESS.sub(lambda m: f"[{m[1]}+{int(m[2] or 0) + 16}]", ptx.splitlines()[line - 1], count=1)
+            yield Mutant(kind="shift", lines=(line,), statement=text, ptx=_changed(ptx, line, moved))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One launch of a cell, ready to be run broken: a sample of its blocks, on the rounding model's values."""
-
-    target: Target
-    inputs: Tensors
-    staged: Any
-
-    def fate(self, mutant: Mutant) -> Fate:
-        """Run a mutant in every mode until one notices."""
-        bench, index = self.target.bench, self.target.index
-        kernel = emulator.load(mutant.ptx).kernels[self.target.launch.symbol]
-        kernels = (*bench.kernels[:index], kernel, *bench.kernels[index + 1 :])
-        broken = replace(self.target, bench=replace(bench, kernels=kernels))
-        for mode in MODES:
-            figures, result = run_target(broken, self.inputs, self.staged, mode)
-            if result.findings:
-                return Killed(mode=mode, why=f"{result.findings[0].kind} at line {result.findings[0].line}")
-            norm, row = figures["model_norm"], figures["model_worst_row"]
-            if not (norm <= NORM_BAR and row <= ROW_BAR):
-                return Killed(mode=mode, why=f"error {norm:.2e}, worst row {row:.2e}")
-        return Survived()
+def constants(ptx: str) -> Iterator[Mutant]:
+    """Swizzle masks (constants of xor) and descriptor bits (wide constants), each with one bit flipped."""
+    for number, line in enumerate(ptx.splitlines(), start=1):
+        for kind, pattern, bit in (("swizzle", _SWIZZLE, 16), ("descriptor", _DESCRIPTOR, 1 << 62)):
+            match = pattern.match(line)
+            if match:
+                text = f"{match[1]}{(int(match[2]) ^ bit)};"
+                yield Mutant(kind=kind, lines=(number,), statement=line.strip(), ptx=_changed(ptx, number, text))
 
 
-def covering(trial: Trial, ptx: str, survivors: list[Mutant]) -> dict[int, int]:
+def covering(trial: Trial, survivors: list[Mutant]) -> dict[int, int]:
     """Survivors that are redundant: line -> the line that covers it. Dropping both is caught.
 
     Two survivors cover each other where either alone is enough. A warp barrier that survives the
@@ -114,7 +210,7 @@ def covering(trial: Trial, ptx: str, survivors: list[Mutant]) -> dict[int, int]:
     """
     covered: dict[int, int] = {}
     candidates = [(one.lines[0], two.lines[0]) for one, two in combinations(survivors, 2)]
-    order = [line for line, _ in statements(ptx, SYNCHRONISATIONS)]
+    order = [line for line, _ in statements(trial.ptx, SYNCHRONISATIONS)]
     alone = {mutant.lines[0] for mutant in survivors}
     needed = [line for line in order if line not in alone]
     for mutant in survivors:
@@ -123,8 +219,8 @@ def covering(trial: Trial, ptx: str, survivors: list[Mutant]) -> dict[int, int]:
         if mutant.statement.startswith("bar.warp.sync") and after:
             candidates.append((line, after[0]))
     for one, two in candidates:
-        both = Mutant(kind="drop pair", lines=(one, two), statement="", ptx=without(ptx, one, two))
-        if isinstance(trial.fate(both), Killed):
+        both = Mutant(kind="drop pair", lines=(one, two), statement="", ptx=without(trial.ptx, one, two))
+        if one != two and isinstance(trial.fate(both), Killed):
             covered.setdefault(one, two)
             if two in alone:
                 covered.setdefault(two, one)

@@ -29,38 +29,38 @@ def odd(selection: Selection, built: list[BuiltCell]) -> BuiltCell:
     return found
 
 
-def _trial(selection: Selection, built: BuiltCell, index: int) -> tuple[Trial, str]:
+def _trial(selection: Selection, built: BuiltCell, index: int) -> Trial:
     store = selection.workspace.store
     texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
     bench = Bench.of(built, texts, seed=7)
     inputs = bench.reference.inputs(built.cell, "random", 7)
     staged = bench.expectation.Staged(built.cell, inputs, torch.float64)
     target = Target(bench=bench, index=index, blocks=sample.choose(built.plan.launches[index].grid, 4, 7))
-    return Trial(target=target, inputs=inputs, staged=staged), texts[index]
+    return Trial.of_target(target, inputs, staged, texts[index])
 
 
 @pytest.mark.parametrize("index", range(3), ids=KERNELS)
 def test_the_kernel_itself_survives(selection: Selection, odd: BuiltCell, index: int) -> None:
     """The unbroken kernel passes in every mode: a kill below is the mutation's doing."""
-    trial, ptx = _trial(selection, odd, index)
-    assert trial.fate(mutate.Mutant(kind="none", lines=(), statement="", ptx=ptx)) == Survived()
+    trial = _trial(selection, odd, index)
+    assert trial.fate(mutate.Mutant(kind="none", lines=(), statement="", ptx=trial.ptx)) == Survived()
 
 
 @pytest.mark.parametrize("index", range(3), ids=KERNELS)
-def test_dropped_synchronisation_is_caught(selection: Selection, odd: BuiltCell, index: int) -> None:
-    """Each barrier and each asynchronous wait is needed, or covered by another that is needed in its stead."""
-    trial, ptx = _trial(selection, odd, index)
-    mutants = list(mutate.drops(ptx))
-    assert mutants
-    survivors = [mutant for mutant in mutants if trial.fate(mutant) == Survived()]
-    covered = mutate.covering(trial, ptx, survivors)
-    assert [f"{m.lines[0]}: {m.statement}" for m in survivors if m.lines[0] not in covered] == []
+def test_broken_synchronisation_is_caught(selection: Selection, odd: BuiltCell, index: int) -> None:
+    """Each barrier, commit and wait, dropped or weakened, is needed, or covered by one that is needed in its stead."""
+    trial = _trial(selection, odd, index)
+    broken = [*mutate.drops(trial.ptx), *mutate.weakenings(trial.ptx)]
+    assert {mutant.kind for mutant in broken} == {"drop", "weaken"}
+    survivors = [mutant for mutant in broken if trial.fate(mutant) == Survived()]
+    covered = mutate.covering(trial, survivors)
+    assert [f"{m.kind} {m.lines[0]}: {m.statement}" for m in survivors if m.lines[0] not in covered] == []
 
 
 @pytest.mark.parametrize("index", range(3), ids=KERNELS)
 def test_shifted_index_is_caught(selection: Selection, odd: BuiltCell, index: int) -> None:
     """An access that is 16 bytes off is wrong numbers or a finding, whatever it accesses."""
-    trial, ptx = _trial(selection, odd, index)
-    mutants = list(mutate.shifts(ptx))
-    assert len(mutants) >= 4
-    assert [m.statement for m in mutants if not isinstance(trial.fate(m), Killed)] == []
+    trial = _trial(selection, odd, index)
+    broken = list(mutate.shifts(trial.ptx))
+    assert len(broken) >= 4
+    assert [m.statement for m in broken if not isinstance(trial.fate(m), Killed)] == []
