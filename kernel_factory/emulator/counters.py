@@ -24,6 +24,7 @@ class Counters:
     mma: dict[str, int] = field(default_factory=dict)
     cp_async_bytes: int = 0
     barriers: int = 0
+    tmem_bytes: dict[str, int] = field(default_factory=dict)
     mbarrier_operations: int = 0
     tma: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     thread_instructions: int = 0
@@ -42,6 +43,7 @@ class Counters:
             "mma": self.mma,
             "cp_async_bytes": self.cp_async_bytes,
             "barriers": self.barriers,
+            "tmem_bytes": self.tmem_bytes,
             "mbarrier_operations": self.mbarrier_operations,
             "tma": self.tma,
             "thread_instructions": self.thread_instructions,
@@ -64,8 +66,18 @@ class Counting:
         self.touched: dict[tuple[str, str], np.ndarray] = {}
         self.shared_lines: dict[tuple[int, str], list[int]] = {}
         self.patterns: dict[tuple, tuple[int, int]] = {}
+        self.products: dict[str, int] = {}
+        self.tmem_bytes: dict[str, int] = {}
         self.tma: dict[tuple[str, str], list[int]] = {}
         self.mbarrier_operations = 0
+
+    def tensor_product(self, name: str, line: int) -> None:
+        """One tcgen05.mma."""
+        self.products[name] = self.products.get(name, 0) + 1
+
+    def tensor_memory(self, kind: str, nbytes: int) -> None:
+        """Bytes of tcgen05.ld, st or cp."""
+        self.tmem_bytes[kind] = self.tmem_bytes.get(kind, 0) + nbytes
 
     # -- called by the machine --------------------------------------------------------------------------------------
     def block(self, M: object, block: object, sel: object, n: int) -> None:
@@ -183,7 +195,7 @@ class Counting:
 
     # -- the sums ---------------------------------------------------------------------------------------------------
     def result(self) -> Counters:
-        out = Counters(kernel=self.kernel.name)
+        out = Counters(kernel=self.kernel.name, mma=dict(self.products), tmem_bytes=dict(self.tmem_bytes))
         executed = {}
         for block in self.kernel.program.blocks:
             for ins in block.lines:

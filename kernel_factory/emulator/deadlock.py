@@ -29,7 +29,7 @@ def fault(M: object) -> Fault:
 
 
 def _warp(M: object, ids: np.ndarray) -> list[str]:
-    from .machine import BARRIER, CLUSTER, DONE, MEET, PHASE
+    from .machine import ALLOC, BARRIER, CLUSTER, DONE, MEET, PHASE
 
     state, out = M.state[ids], []
     at = ids[state == BARRIER]
@@ -39,6 +39,8 @@ def _warp(M: object, ids: np.ndarray) -> list[str]:
         out.append(f"{at.size} threads wait at barrier {number} (needs {count or 'all'} threads) at line {line}")
     at = ids[state == PHASE]
     out += [f"{at.size} threads wait for {text}" for text in M.mbarriers.waits(at)]
+    at = ids[state == ALLOC]
+    out += [f"{at.size} threads wait in {M.tensor.waits(at)}"] if at.size else []
     for value, what in (
         (MEET, "wait for their warp or warpgroup"),
         (CLUSTER, "wait at barrier.cluster"),

@@ -19,9 +19,10 @@ from .lanes import write_lanes
 from .mbarriers import Mbarriers
 from .memory import RED_ZONE
 from .specials import special_registers
+from .tensor_core import TensorCore
 from .tiles import Tiles
 
-RUN, BARRIER, MEET, DONE, PHASE, CLUSTER = 0, 1, 2, 3, 4, 5
+RUN, BARRIER, MEET, DONE, PHASE, CLUSTER, ALLOC = 0, 1, 2, 3, 4, 5, 6
 MAX_BLOCKS = 50_000_000
 PATIENCE = 1024  # blocks that change no memory before threads with the lowest program counter must stand back
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128, 32: np.dtype("V32")}
@@ -76,6 +77,7 @@ class Machine:
         self.barrier_arrived = np.zeros(self.cta_count * 16, np.int64)
         self.barrier_votes: dict[int, tuple] = {}
         self.mbarriers, self.async_copies, self.tiles = Mbarriers(self), AsyncCopies(self), Tiles(self)
+        self.tensor = TensorCore(self)
         self.events = self.quiet = self.timeouts = self.vain = self.recurred = 0
         self.seen: set[int] = set()
         self.polled = self.timed_out_at = -1
@@ -166,9 +168,10 @@ class Machine:
                 elif (self.state == DONE).all():
                     self.async_copies.finish()
                     self.tiles.finish()
+                    self.tensor.finish()
                     return True
                 elif not (
-                    self.release() or partial_warps.release(self) or self.async_copies.advance() or self._time_out()
+                    self.release() or partial_warps.release(self) or self._advance() or self._time_out()
                 ):
                     raise deadlock.fault(self)
 
@@ -182,7 +185,7 @@ class Machine:
         state = self._fingerprint()
         self.recurred += state in self.seen
         self.seen.add(state)
-        if self.release() or self.async_copies.advance():
+        if self.release() or self._advance():
             self.polled = -1
         return self.recurred > 2 * len(ready) + 2
 
@@ -192,6 +195,10 @@ class Machine:
         for register in self.R:
             value = zlib.crc32(register.view(np.uint8), value)
         return value
+
+    def _advance(self) -> bool:
+        """Something in flight lands because nothing else can go on."""
+        return self.async_copies.advance() or self.tensor.advance()
 
     def _time_out(self) -> bool:
         """Threads in try_wait go on with False, as the hardware's time limit would have it; not for ever."""

@@ -20,6 +20,11 @@ from . import (
     move,
     packed,
     reductions,
+    tcgen05_alloc,
+    tcgen05_cp,
+    tcgen05_ldst,
+    tcgen05_mma,
+    tcgen05_sync,
     tma,
     warp,
 )
@@ -44,6 +49,11 @@ __all__ = [
     "move",
     "packed",
     "reductions",
+    "tcgen05_alloc",
+    "tcgen05_cp",
+    "tcgen05_ldst",
+    "tcgen05_mma",
+    "tcgen05_sync",
     "tma",
     "warp",
 ]

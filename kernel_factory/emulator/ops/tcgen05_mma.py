@@ -1,0 +1,195 @@
+"""tcgen05.mma (PTX ISA 9.7.16.10): dense products of kinds f16, tf32, f8f6f4 and i8, by one CTA or a pair.
+
+One thread issues it; the product runs in its CTA's queue (tensor_core). Row r of the result lies in the TMEM lanes of
+9.7.16.5 ("data path layout"): M = 128 (or 256 of a pair) in lane r, M = 64 in lane 32 (r // 16) + r % 16, M = 128 of
+a pair in lane r % 64, and in lane 64 + r % 64 for the upper half of the columns. A CTA of a pair holds half of the
+rows of A and half of the rows of B. Sparse, block-scaled and .ws forms are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..emitter import Emitter, Modifiers
+from ..errors import Fault
+from ..lanes import settle, spread, threads_of
+from ..ptx.records import Address, Immediate, Instruction, Vector
+from ..registry import emits, runtime
+from ..tensor_core import Work
+from ..tensor_descriptors import SIZES, DescriptorError, InstructionDescriptor, instruction
+from ..tensor_numbers import decode, read_result, write_result
+from ..tensor_operands import SharedOperand, shared_operand
+from .tcgen05_alloc import cta_group
+from .tcgen05_ldst import tmem_address
+
+_REFUSED = {
+    "sp": "sparse products",
+    "ws": "the weight-stationary form",
+    "block_scale": "block-scaled products",
+    "ashift": "the shift of A's rows",
+}
+
+
+@emits("tcgen05.mma", writes=False)
+def product(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
+    """[d], a-descriptor or [a], b-descriptor, instruction descriptor{, lanes to leave}, use d{, scale of d}."""
+    for name, what in _REFUSED.items():
+        if name in mods.left:
+            raise e.fail(
+                f"{what} of tcgen05.mma (.{name}) are not emulated; add them to ops/tcgen05_mma.py with a test"
+            )
+    group = cta_group(e, mods)
+    kind = mods.one("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")[6:]
+    mods.ignore("collector::")
+    if len(ins.operands) < 5 or not isinstance(ins.operands[0], Address):
+        raise e.fail(f"expected [d], a, b, instruction descriptor and a predicate, found {len(ins.operands)} operands")
+    d, a, b, descriptor, *rest = ins.operands
+    masks = rest.pop(0) if isinstance(rest[0], Vector) else None
+    if masks and len(masks.items) != 4 * group:
+        raise e.fail(f"the mask of output lanes has {len(masks.items)} words, cta_group::{group} wants {4 * group}")
+    if not rest or len(rest) > 2 or (len(rest) == 2 and not isinstance(rest[1], Immediate)):
+        raise e.fail("expected a predicate, and at most a constant that scales d")
+    scale = rest[1].value if len(rest) == 2 else 0
+    if not 0 <= scale <= 15 or (scale and kind not in ("f16", "tf32")):
+        raise e.fail("scale-input-d is 0 to 15, with kind::f16 and kind::tf32 only")
+    in_tmem = isinstance(a, Address)
+    first = tmem_address(e, a) if in_tmem else e.value(a, "u64")
+    words = f"[{', '.join(e.values(masks, 'u32'))}]" if masks else "[]"
+    e.line(
+        f"tensor_product(M, sel, {tmem_address(e, d)}, {first}, {e.value(b, 'u64')}, {e.value(descriptor, 'u32')}, "
+        f"{words}, {e.value(rest[0], 'bool')}, {scale}, {kind!r}, {group}, {in_tmem}, {e.guard()}, {ins.line}, n)"
+    )
+
+
+@runtime
+def tensor_product(M, sel, d, a, b, descriptor, masks, use, scale, kind, group, in_tmem, mask, line, n):
+    chosen = settle(mask)
+    for i, thread in enumerate(threads_of(M, sel, chosen).tolist()):
+        at = i if chosen is None else int(chosen[i])
+        one = [int(spread(x, n)[at]) for x in (d, a, b, descriptor, *masks)]
+        try:
+            form = instruction(one[3], kind, group)
+            work = _work(M, thread, line, one, form, bool(spread(use, n)[at]), scale, group, in_tmem)
+        except DescriptorError as wrong:
+            raise Fault(
+                "tcgen05-descriptor", line, str(wrong), "build the descriptor for this kind, shape and layout", thread
+            ) from None
+        if M.count:
+            M.count.tensor_product(form.key, line)
+        if M.tensor.races:
+            M.tensor.races.product(work)
+        M.tensor.issue(work)
+
+
+def _work(M, thread, line, one, form, use, scale, group, in_tmem) -> Product:
+    """Check the operands of one issuing thread and describe its product."""
+    d, a, b, _, *masks = one
+    cta = int(M.cta[thread])
+    ctas = [cta] if group == 1 else sorted((cta, M.tensor.memory.peer(cta)), key=lambda c: M.cta_rank[c])
+    rows, columns = form.m // group, form.n // group
+    layout = data_path(form.m, form.n, group)
+    lane, column = d >> 16, d & 0xFFFF
+    if lane and not (form.m == 64 and lane == 16):
+        raise DescriptorError(f"the result starts at TMEM lane {lane}; M = {form.m} starts at lane 0 (M = 64: or 16)")
+    width = layout[0].columns
+    _check_tmem(M, ctas, lane, column, width, line, thread)
+    if in_tmem:
+        if form.a_mn_major:
+            raise DescriptorError("A in TMEM is K-major")
+        if a >> 16 != lane:
+            raise DescriptorError(f"A starts at TMEM lane {a >> 16}, the result at lane {lane}")
+        _check_tmem(M, ctas, lane, a & 0xFFFF, 8, line, thread)
+        left = a
+    else:
+        left = shared_operand(M, a, rows, form.a_mn_major, SIZES[form.a_type], line, thread)
+    right = shared_operand(M, b, columns, form.b_mn_major, SIZES[form.b_type], line, thread)
+    cells = [(c, column, column + width) for c in ctas]
+    cells += [(c, a & 0xFFFF, (a & 0xFFFF) + 8) for c in ctas] if in_tmem else []
+    return Product(
+        cta=cta, thread=thread, line=line, cells=cells, ctas=ctas, form=form, lane=lane, column=column, left=left,
+        right=right, keep=_kept(masks), use=use, scale=scale, layout=layout,
+    )  # fmt: skip
+
+
+def _check_tmem(M, ctas, lane, column, columns, line, thread) -> None:
+    M.tensor.memory.check(np.array(ctas), lane, 1, column, columns, line, thread)
+
+
+def _kept(masks: list[int]) -> np.ndarray | None:
+    """(CTA, lane) that a product must not change, from the words of disable-output-lane."""
+    if not any(masks):
+        return None
+    bits = np.array(masks, np.uint32)[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
+    return bits.astype(bool).reshape(-1, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows of a CTA's part of the result, the lane of the first, and the columns of the product that go there."""
+
+    row: int
+    rows: int
+    lane: int
+    first: int
+    columns: int
+
+
+def data_path(m: int, n: int, group: int) -> list[Piece]:
+    """Where a CTA's part of an M x N result lies."""
+    if group == 2 and m == 128:
+        return [Piece(row=0, rows=64, lane=64 * h, first=h * n // 2, columns=n // 2) for h in (0, 1)]
+    if m == 64:
+        return [Piece(row=16 * i, rows=16, lane=32 * i, first=0, columns=n) for i in range(4)]
+    return [Piece(row=0, rows=128, lane=0, first=0, columns=n)]
+
+
+@dataclass(kw_only=True)
+class Product(Work):
+    """One tcgen05.mma: D = A B^T, or D = A B^T + D / 2**scale."""
+
+    ctas: list[int]
+    form: InstructionDescriptor
+    lane: int
+    column: int
+    left: SharedOperand | int
+    right: SharedOperand
+    keep: np.ndarray | None
+    use: bool
+    scale: int
+    layout: list[Piece]
+
+    def land(self, M: object) -> None:
+        form = self.form
+        b = np.concatenate([self.right.read(M, c, form.b_type) for c in self.ctas])
+        b = -b if form.negate_b else b
+        for half, cta in enumerate(self.ctas):
+            whole = None
+            if isinstance(self.left, SharedOperand):
+                a = self.left.read(M, cta, form.a_type)
+                whole = (-a if form.negate_a else a) @ b.T
+            for piece in self.layout:
+                if whole is None:
+                    a = self._from_tmem(M, cta, piece)
+                    part = a @ b[piece.first : piece.first + piece.columns].T
+                else:
+                    part = whole[piece.row : piece.row + piece.rows, piece.first : piece.first + piece.columns]
+                self._write(M, cta, half, piece, part)
+
+    def _from_tmem(self, M: object, cta: int, piece: Piece) -> np.ndarray:
+        lane, column = self.lane + piece.lane, self.left & 0xFFFF
+        words = np.ascontiguousarray(M.tensor.memory.data[cta, lane : lane + piece.rows, column : column + 8])
+        a = decode(words.view(np.uint8), self.form.a_type)
+        return -a if self.form.negate_a else a
+
+    def _write(self, M: object, cta: int, half: int, piece: Piece, part: np.ndarray) -> None:
+        lanes = slice(self.lane + piece.lane, self.lane + piece.lane + piece.rows)
+        cells = M.tensor.memory.data[cta, lanes, self.column : self.column + piece.columns]
+        if self.use:
+            before = read_result(cells, self.form.d_type)
+            part = part + (before if not self.scale else before * part.dtype.type(0.5**self.scale))
+        words = write_result(part, self.form.d_type, self.form.saturate)
+        if self.keep is not None:
+            words = np.where(self.keep[half, lanes, None], cells, words)
+        cells[...] = words

@@ -1,0 +1,124 @@
+"""The tensor core of each CTA (PTX ISA 9.7.16.6): products, copies and commits that run on their own, in order.
+
+What one CTA issues forms a queue. In warp-serial mode an entry lands only when no thread can go on, which is as late
+as is legal; in the other modes it lands at once. ``tcgen05.st`` lands at the ``wait::st`` of its warp in every mode.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .tmem import TensorMemory
+
+
+@dataclass(kw_only=True)
+class Work:
+    """One entry of a queue. ``cells`` are the TMEM columns it uses, as (CTA, first, end)."""
+
+    cta: int
+    thread: int
+    line: int
+    cells: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def land(self, M: object) -> None:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Store:
+    """A tcgen05.st that its warp has not waited for: cells of one CTA and their new contents."""
+
+    warp: tuple[int, int]
+    lanes: np.ndarray
+    columns: np.ndarray
+    words: np.ndarray
+
+
+class TensorCore:
+    """Tensor memory and the queues of one batch; nothing is allocated before the first use."""
+
+    def __init__(self, machine: object) -> None:
+        self.M = machine
+        self._memory: TensorMemory | None = None
+        self.queues: dict[int, deque[Work]] = {}
+        self.stores: list[Store] = []
+
+    @property
+    def memory(self) -> TensorMemory:
+        if self._memory is None:
+            self._memory = TensorMemory(self.M)
+        return self._memory
+
+    @property
+    def races(self) -> None:
+        """The checker of tensor memory."""
+        return None
+
+    def issue(self, work: Work) -> None:
+        """Take an entry; it lands now, or as late as is legal."""
+        if self.M.late:
+            self.queues.setdefault(work.cta, deque()).append(work)
+        else:
+            work.land(self.M)
+
+    def advance(self) -> bool:
+        """No thread can go on: land the oldest entry of a queue; True if there was one."""
+        busy = [cta for cta, queue in self.queues.items() if queue]
+        if not busy:
+            return False
+        rng = self.M.rng
+        self.queues[busy[int(rng.integers(len(busy)))] if len(busy) > 1 else busy[0]].popleft().land(self.M)
+        self.M.changed()
+        return True
+
+    # -- stores -------------------------------------------------------------------------------------------------------
+    def land_stores(self, warps: set[tuple[int, int]]) -> None:
+        """tcgen05.wait::st of these (CTA, warp)s."""
+        left = []
+        for store in self.stores:
+            if store.warp in warps:
+                self.memory.data[store.warp[0], store.lanes, store.columns] = store.words
+            else:
+                left.append(store)
+        self.stores = left
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+    def check_idle(self, cta: int, where: slice, thread: int, line: int) -> None:
+        """Columns that go back must not be in use."""
+        for queue in self.queues.values():
+            for work in queue:
+                if any(c == cta and first < where.stop and end > where.start for c, first, end in work.cells):
+                    self.M.report(
+                        "tmem-dealloc-in-flight", line,
+                        f"TMEM is freed while the tcgen05 instruction at line {work.line} has not completed",
+                        "commit it to an mbarrier and wait for that before tcgen05.dealloc", thread, work.line,
+                    )  # fmt: skip
+                    return
+
+    def finish(self) -> None:
+        """All threads have left: nothing may be in flight, nothing may stay allocated."""
+        for queue in self.queues.values():
+            for work in queue:
+                self.M.report(
+                    "tcgen05-in-flight", work.line, "the kernel ends before this tcgen05 instruction has completed",
+                    "commit to an mbarrier and wait for it before the CTAs that take part leave", work.thread,
+                )  # fmt: skip
+        if self._memory is not None:
+            for cta, line, columns in self._memory.leaks():
+                self.M.report(
+                    "tmem-leak", line, f"{columns} columns of TMEM are still allocated at the end of the kernel",
+                    "free every allocation with tcgen05.dealloc", int(np.flatnonzero(self.M.cta == cta)[0]),
+                )  # fmt: skip
+
+    def waits(self, threads: np.ndarray) -> str:
+        """What threads that wait in tcgen05.alloc are told about."""
+        for queue in self.memory.queue:
+            for asked in queue:
+                if asked.threads[0] in threads:
+                    free = int((self.memory.owner[asked.cta] == 0).sum())
+                    pair = " in both CTAs of the pair" if asked.group == 2 else ""
+                    return f"tcgen05.alloc of {asked.columns} columns{pair} at line {asked.line} ({free} are free)"
+        return "tcgen05.alloc"

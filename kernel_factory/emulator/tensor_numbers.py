@@ -1,0 +1,42 @@
+"""Element types of tensor cores as float32 or float64 arrays, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .small_floats import table
+
+
+def decode(raw: np.ndarray, kind: str) -> np.ndarray:
+    """Bytes (…, n) as values (…, n / size): float32, or float64 for integers (products stay exact)."""
+    raw = np.ascontiguousarray(raw)
+    if kind == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if kind == "f16":
+        return raw.view(np.float16).astype(np.float32)
+    if kind == "tf32":
+        return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    if kind in ("e4m3", "e5m2"):
+        return table(kind)[raw]
+    return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
+
+
+def read_result(words: np.ndarray, kind: str) -> np.ndarray:
+    """32-bit cells of an accumulator as numbers; an f16 result sits in the low half of its cell."""
+    if kind == "f32":
+        return words.view(np.float32)
+    if kind == "s32":
+        return words.view(np.int32).astype(np.float64)
+    return words.astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+def write_result(values: np.ndarray, kind: str, saturate: bool) -> np.ndarray:
+    """The reverse; integers wrap unless they saturate."""
+    if kind == "f32":
+        return np.ascontiguousarray(values, np.float32).view(np.uint32)
+    if kind == "s32":
+        wide = values.astype(np.int64)
+        if saturate:
+            wide = np.clip(wide, -(1 << 31), (1 << 31) - 1)
+        return (wide & 0xFFFFFFFF).astype(np.uint32)
+    return values.astype(np.float16).view(np.uint16).astype(np.uint32)
