@@ -1,35 +1,39 @@
-"""Race checks: happens-before in shared memory with warp clocks, and conflicts between CTAs in global memory.
+"""Race checks of shared memory: every access against the happens-before order of ``ordering``.
 
-Shared memory. A shadow cell covers the smallest access of the kernel (2 bytes or more, exact since accesses are
-aligned), and holds its last writer (thread in the CTA) with that warp's clock, and for each warp the clock and lane
-of its last read. A warp's clock advances at bar.warp.sync and at barriers; barriers join clocks. Two pseudo-warps
-whose clock nobody ever sees stand for "cp.async in flight" and "never written", so one comparison finds a missing
-barrier, a missing wait and a read of uninitialised memory.
+A shadow cell covers the smallest access of the kernel (2 bytes or more, exact since accesses are aligned). It holds
+its last writer (column and lane) with the writer's clock, and for every reader the clock and lane of its last read.
+Lanes of one warp are ordered where the warp has met (bar.warp.sync, barriers). Data in flight belongs to a column
+whose clock nobody ever sees, so that one comparison finds a missing barrier, a missing wait and a read of
+uninitialised memory. Data that TMA has landed belongs to the mbarrier it completed on.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .blocks import definitions_and_uses
 from .emitter import NUMPY, size_of
 from .errors import Fault
+from .global_races import GlobalRaces, UnsetRegisters
+from .ordering import Ordering
 
+__all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters"]
+
+_WAIT = "wait for the copy's group (cp.async.wait_group), then bar.sync, or for its mbarrier phase, before touching it"
 _CURES = {
     "race-read-after-write": "put bar.sync between the write and the read",
     "race-write-after-write": "put bar.sync between the two writes",
-    "race-write-after-read": "put bar.sync between the read and the write",
+    "race-write-after-read": "put bar.sync, or a wait for the stage's empty barrier, between the read and the write",
     "warp-race-read-after-write": "put bar.warp.sync between the write and the other lane's read",
     "warp-race-write-after-read": "put bar.warp.sync between the read and the other lane's write",
-    "async-in-flight": "wait for the copy's group (cp.async.wait_group), then bar.sync, before touching its bytes",
+    "async-in-flight": _WAIT,
+    "async-read-in-flight": "wait for wgmma.wait_group, or cp.async.bulk.wait_group.read, and tell the writer, first",
     "uninitialised-shared": "write the bytes before reading them",
     "async-not-waited": "wait for all groups before the kernel ends",
-    "global-write-conflict": "let one CTA own each output byte",
-    "global-read-write-race": "split the launch: CTAs of one launch have no order",
-    "uninitialised-register": "write the register on every path before reading it",
+    "missing-proxy-fence": "put fence.proxy.async.shared::cta after the generic writes, then a barrier",
+    "mbarrier-init-race": "put bar.sync (or barrier.cluster) between mbarrier.init and the other warps' use",
+    "mbarrier-init-unfenced": "put fence.mbarrier_init.release.cluster after mbarrier.init, then a barrier",
+    "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
 }
-_CLOCK = 12  # bits below the clock hold the thread
-_THREAD = (1 << _CLOCK) - 1
 _MANY = 32  # "lane" of a read by more than one lane
 
 
@@ -45,49 +49,53 @@ def cell_bytes(program: object) -> int:
     return smallest
 
 
-class SharedRaces:
+class SharedRaces(Ordering):
     """Happens-before checks of one batch's shared memory."""
 
     def __init__(self, machine: object) -> None:
-        self.M = machine
+        super().__init__(machine)
         self.G = cell_bytes(machine.program)
-        W = self.W = machine.warps
         n = machine.shared_bytes.shape[0] // self.G
-        # Columns W and W+1 are the pseudo-warps (in flight, never written): clock 0 for everyone.
-        self.vc = np.zeros((machine.cta_count, W, W + 2), np.int32)
-        self._tick_all()
-        self.last = np.full(n, (1 << _CLOCK) | (32 * (W + 1)), np.int32)
+        self.thread_mask = (1 << self.bits) - 1
+        self.readers = self.warp_columns + self.groups + self.bulk
+        self.last = np.full(n, (1 << self.bits) | (32 * self.never), np.int32)
         self.line = np.zeros(n, np.int32)
-        self.reads = np.zeros((n, W), np.int32)  # clock << 6 | lane
+        self.reads = np.zeros((n, self.readers), np.int32)  # clock << 6 | lane
         self.read_line = np.zeros(n, np.int32)
-        self.found: dict[tuple, list] = {}
+        ranks = np.arange(machine.cluster_size)[:, None]
+        self.reader_columns = np.concatenate(
+            [
+                np.broadcast_to(np.arange(self.warp_columns), (machine.cluster_size, self.warp_columns)),
+                self.agent + ranks * self.groups + np.arange(self.groups),
+                self.bulk_agent + ranks * self.bulk + np.arange(self.bulk),
+            ],
+            axis=1,
+        )
 
-    def _tick_all(self) -> None:
-        own = np.arange(self.W)
-        self.vc[:, own, own] += 1
-
-    # -- accesses -------------------------------------------------------------------------------------------------
+    # -- accesses of threads --------------------------------------------------------------------------------------
     def _cells(self, flat: np.ndarray, nbytes: int) -> np.ndarray:
         """(accesses, cells of one access)."""
         count = max(1, nbytes // self.G)
         first = flat // self.G
         return first[:, None] if count == 1 else first[:, None] + np.arange(count)
 
-    def _who(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _who(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
+        """CTA, warp, own column, and the column and lane in one number."""
         cta, warp = self.M.cta[threads], self.M.warp[threads]
-        return cta, warp, (warp << 5) | (threads & 31)
+        column = self.own[cta, warp]
+        return cta, warp, column, (column << 5) | (threads & 31)
 
     def read(self, threads, flat, nbytes, line, whole_warp=False) -> None:
         if threads.size == 0:
             return
-        cta, warp, local = self._who(threads)
+        who = self._who(threads)
         cells = self._cells(flat, nbytes)
-        self._order(threads, cta, warp, local, cells, line, "read", whole_warp)
-        own = self.vc[cta, warp, warp]
-        at = cells * self.W + warp[:, None]
+        self._order(threads, who, cells, line, "read", whole_warp)
+        cta, warp, column, _ = who
+        own = self.known[cta, warp, column]
+        at = cells * self.readers + column[:, None]
         flat_reads = self.reads.reshape(-1)
-        lane = np.full(threads.shape, _MANY) if whole_warp else threads & 31
-        mark = ((own << 6) | lane)[:, None]
+        mark = ((own << 6) | (_MANY if whole_warp else threads & 31))[:, None]
         if whole_warp:
             flat_reads[at] = mark
         else:
@@ -101,46 +109,102 @@ class SharedRaces:
     def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False) -> None:
         if threads.size == 0:
             return
-        cta, warp, local = self._who(threads)
+        who = self._who(threads)
         cells = self._cells(flat, nbytes)
-        self._order(threads, cta, warp, local, cells, line, "write", whole_warp)
-        self._after_reads(threads, cta, warp, cells, line, whole_warp)
-        mark = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
+        self._order(threads, who, cells, line, "write", whole_warp)
+        self._after_reads(threads, who, cells, line, whole_warp)
+        cta, warp, column, local = who
+        mark = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
         self.last[cells] = mark
-        other = (self.last[cells] ^ mark) & _THREAD > 31  # another warp wrote here by the same instruction
+        other = (self.last[cells] ^ mark) & self.thread_mask > 31  # another warp wrote here by the same instruction
         if other.any():
             self.line[cells] = line
             self._report("race-write-after-write", threads, cells, other, line, self.line)
         if in_flight:
-            self.last[cells] = (1 << _CLOCK) | (32 * self.W)
+            self.last[cells] = (1 << self.bits) | (32 * self.flying)
         self.line[cells] = line
 
     def landed(self, threads, flat, nbytes, line) -> None:
-        """A waited-for copy is a write by its thread, now."""
-        cta, warp, local = self._who(threads)
-        self.last[self._cells(flat, nbytes)] = ((self.vc[cta, warp, warp] << _CLOCK) | local)[:, None]
+        """A waited-for cp.async is a write by its thread, now."""
+        cta, warp, column, local = self._who(threads)
+        self.last[self._cells(flat, nbytes)] = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
 
-    def _order(self, threads, cta, warp, local, cells, line, what, whole_warp):
+    # -- accesses of the async proxy ------------------------------------------------------------------------------
+    def async_write(self, threads, flat, unit, ids, line) -> None:
+        """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
+        self._check_init(threads, ids, line, True)
+        who = self._who(threads)
+        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
+        self._order(threads, who, cells, line, "write", False)
+        self._after_reads(threads, who, cells, line, False)
+        self.last[cells] = (1 << self.bits) | (32 * self.flying)
+        self.line[cells] = line
+
+    def async_landed(self, flat, unit, ids) -> None:
+        """The bytes are there; whoever waits for the phase in progress of their mbarriers may read them."""
+        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
+        mark = ((self.M.mbarriers.phase[ids] + 1) << self.bits) | (self.slot_number[ids] << 5)
+        self.last[cells] = mark[:, None]
+
+    def async_read(self, threads, flat, unit, line, group=True) -> None:
+        """A bulk copy reads shared memory from now until the wait for its bulk group."""
+        who = self._who(threads)
+        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
+        self._order(threads, who, cells, line, "read", False, proxy=True)
+        if group:
+            cta, warp = who[:2]
+            reader = self.warp_columns + self.groups + warp
+            clock = self.M.async_copies.groups[threads] + 1
+            self.reads[cells, reader[:, None]] = ((clock << 6) | _MANY)[:, None]
+            self.read_line[cells] = line
+
+    def bulk_waited(self, threads: np.ndarray, left: int) -> None:
+        """All but the newest ``left`` bulk groups of the threads have read their sources."""
+        if not self.bulk:
+            return
+        cta, warp = self.M.cta[threads], self.M.warp[threads]
+        column = self.bulk_agent + self.M.cta_rank[cta] * self.bulk + warp
+        np.maximum.at(self.known, (cta, warp, column), self.M.async_copies.groups[threads] - left)
+
+    def group_read(self, ctas, warps, reader, clock, cells, line) -> None:
+        """A warpgroup's tensor operation reads ``cells`` (operations, cells), until its group is waited for.
+
+        ``warps`` are the first warps of the groups, whose clocks must be those of the whole group.
+        """
+        threads = (warps * self.M.cta_count + ctas) * 32
+        self._order(threads, self._who(threads), cells, line, "read", True, proxy=True)
+        self.reads[cells, (self.warp_columns + reader)[:, None]] = ((clock << 6) | _MANY)[:, None]
+        self.read_line[cells] = line
+
+    # -- comparisons ----------------------------------------------------------------------------------------------
+    def _order(self, threads, who, cells, line, what, whole_warp, proxy=False):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
+        cta, warp, column, local = who
         last = self.last[cells]
-        owner = last & _THREAD
-        clock = last >> _CLOCK
-        row = ((cta * self.W + warp) * (self.W + 2))[:, None]
-        seen = self.vc.reshape(-1)[row + (owner >> 5)]
-        unordered = clock > seen
+        owner = (last & self.thread_mask) >> 5
+        clock = last >> self.bits
+        row = ((cta * self.W + warp) * self.columns)[:, None] + owner
+        unordered = clock > self.known.reshape(-1)[row]
         if what == "write":
-            unordered &= owner < 32 * (self.W + 1)  # a first write is no conflict
+            unordered &= owner < self.never  # a first write is no conflict
         if unordered.any():
             self._report_order(threads, cells, owner, unordered, line, what)
-        if what == "read":
-            lanes = (owner >> 5 == warp[:, None]) & (clock == self.vc[cta, warp, warp][:, None])
-            if not whole_warp:
-                lanes &= owner != local[:, None]
-            if lanes.any():
-                self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
+        if what == "write" and not proxy:
+            return
+        lanes = (owner == column[:, None]) & (clock >= self.synced[cta, warp][:, None])
+        if not whole_warp:
+            lanes &= (last & self.thread_mask) != local[:, None]
+        if lanes.any():
+            self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
+        if proxy:
+            bare = (owner < self.warp_columns) & (clock > self.fenced.reshape(-1)[row]) & ~unordered
+            if bare.any():
+                self._report("missing-proxy-fence", threads, cells, bare, line, self.line)
 
     def _report_order(self, threads, cells, owner, bad, line, what):
-        flying, never = owner == 32 * self.W, owner == 32 * (self.W + 1)
+        flying, never = owner == self.flying, owner == self.never
+        # Landed data that nobody has waited for is as good as in flight.
+        flying |= (owner >= self.slot) & (owner < self.flying) & (what == "read")
         if (bad & flying).any():
             self._report("async-in-flight", threads, cells, bad & flying, line, self.line)
         if (bad & never).any():
@@ -149,20 +213,27 @@ class SharedRaces:
         if rest.any():
             self._report(f"race-{what}-after-write", threads, cells, rest, line, self.line)
 
-    def _after_reads(self, threads, cta, warp, cells, line, whole_warp):
-        """Every read of a cell by another warp, or another lane of this one, must be known to the writer."""
-        reads = self.reads[cells]  # (accesses, cells, warps)
+    def _after_reads(self, threads, who, cells, line, whole_warp):
+        """Every read of a cell by another warp, agent, or lane must be known to the writer."""
+        cta, warp, column, local = who
+        reads = self.reads[cells]  # (accesses, cells, readers)
         if not reads.any():
             return
-        clocks = self.vc[cta, warp, : self.W]
+        if self.M.cluster_size == 1:
+            clocks = self.known[cta, warp, : self.readers]
+        else:
+            rank = self.M.cta_rank[cells[:, 0] * self.G // self.M.shared_stride]
+            clocks = np.take_along_axis(self.known[cta, warp], self.reader_columns[rank], axis=1)
         late = (reads >> 6) > clocks[:, None, :]
-        own = np.arange(self.W) == warp[:, None]
-        late &= ~own[:, None, :]
-        bad = late.any(axis=2)
+        late &= np.arange(self.readers) != column[:, None, None]
+        agents = late[..., self.warp_columns :].any(axis=2)
+        bad = late[..., : self.warp_columns].any(axis=2)
+        if agents.any():
+            self._report("async-read-in-flight", threads, cells, agents, line, self.read_line)
         if bad.any():
             self._report("race-write-after-read", threads, cells, bad, line, self.read_line)
-        mine = np.take_along_axis(reads, warp[:, None, None], 2)[..., 0]
-        lanes = (mine >> 6) == self.vc[cta, warp, warp][:, None]
+        mine = np.take_along_axis(reads, column[:, None, None], 2)[..., 0]
+        lanes = ((mine >> 6) >= self.synced[cta, warp][:, None]) & (mine != 0)
         if not whole_warp:
             lanes &= (mine & 63) != (threads & 31)[:, None]
         if lanes.any():
@@ -173,36 +244,14 @@ class SharedRaces:
         others = np.zeros(access.shape, np.int32) if other is None else other[cells[bad]]
         for against in np.unique(others):
             mine = access[others == against]
-            entry = self.found.setdefault((kind, line, int(against)), [int(threads[mine[0]]), 0])
-            entry[1] += np.unique(mine).shape[0]
-
-    # -- order ----------------------------------------------------------------------------------------------------
-    def cta_barrier(self) -> None:
-        """All warps of all CTAs meet."""
-        self.vc[:, :, : self.W] = self.vc[:, :, : self.W].max(axis=1, keepdims=True)
-        self._tick_all()
-
-    def barrier(self, threads: np.ndarray, keys: np.ndarray) -> None:
-        """Threads released by barriers, with (CTA, barrier) keys."""
-        for key in np.unique(keys):
-            ids = threads[keys == key]
-            cta = int(self.M.cta[ids[0]])
-            warps = np.unique(self.M.warp[ids])
-            self.vc[cta, warps, : self.W] = self.vc[cta, warps, : self.W].max(axis=0)
-            self.vc[cta, warps, warps] += 1
-
-    def warp_barrier(self, threads: np.ndarray) -> None:
-        first = threads[::32]
-        cta, warp = self.M.cta[first], self.M.warp[first]
-        self.vc[cta, warp, warp] += 1
+            self.note(kind, line, int(against), int(threads[mine[0]]), np.unique(mine).shape[0])
 
     def reports(self, finished: bool) -> list[tuple[Fault, int]]:
         """Everything found, one report for each kind and pair of lines."""
         if finished:
             for copy in self.M.copies:
                 if copy.threads.size:
-                    entry = self.found.setdefault(("async-not-waited", copy.line, 0), [int(copy.threads[0]), 0])
-                    entry[1] += copy.threads.size
+                    self.note("async-not-waited", copy.line, 0, int(copy.threads[0]), copy.threads.size)
         return [
             (Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
             for (kind, line, other), (thread, count) in self.found.items()
@@ -217,160 +266,13 @@ def _message(kind: str, other: int) -> str:
         "race-write-after-read": f"shared write not ordered after another warp's read{against}",
         "warp-race-read-after-write": f"shared read of another lane's write{against} with no bar.warp.sync between",
         "warp-race-write-after-read": f"shared write over another lane's read{against} with no bar.warp.sync between",
-        "async-in-flight": f"shared bytes of a cp.async{against} that has not been waited for",
+        "async-in-flight": f"shared bytes of an asynchronous copy{against} that has not been waited for",
+        "async-read-in-flight": f"shared write over bytes that an asynchronous operation{against} may still read",
         "uninitialised-shared": "read of shared bytes that nothing has written",
         "async-not-waited": "cp.async data still in flight at the end of the kernel",
-        "global-write-conflict": f"two CTAs write different data to the same bytes{against}",
-        "global-read-write-race": f"one CTA reads bytes that another CTA of the launch writes{against}",
+        "missing-proxy-fence": f"the async proxy reads what generic writes{against} left, with no proxy fence between",
+        "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
+        "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before its use by the cluster or by copies",
+        "mbarrier-phase-lag": "an mbarrier phase completes though a waiter of the phase before may not have seen that "
+        "one yet; two phases later the parity is the same again",
     }[kind]
-
-
-class GlobalRaces:
-    """Conflicts between the CTAs of one launch, over all of its batches."""
-
-    def __init__(self, program: object) -> None:
-        sizes = [16]
-        for ins in program.kernel.instructions:
-            if ins.opcode in ("ld", "st") and not {"shared", "shared::cta", "param", "local"} & set(ins.modifiers):
-                count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
-                sizes.append(count * size_of(NUMPY[ins.modifiers[-1]]))
-            elif ins.opcode == "cp" and ins.modifiers[:2] in (("async", "ca"), ("async", "cg")):
-                sizes.append(ins.operands[2].value)
-        self.G = min(sizes)
-        self.machine = None
-        self.shadows: dict[str, tuple] = {}
-        self.found: dict[tuple, list] = {}
-
-    def _shadow(self, buffer: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if buffer.name not in self.shadows:
-            n = buffer.size // self.G + 1
-            self.shadows[buffer.name] = (np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32))
-        return self.shadows[buffer.name]
-
-    def _cells(self, at: np.ndarray, nbytes: int) -> np.ndarray:
-        count = max(1, nbytes // self.G)
-        return at[:, None] * count + np.arange(count)
-
-    def _ctas(
-        self, threads: np.ndarray, lanes: np.ndarray | None, at: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        threads = threads if lanes is None else threads[lanes]
-        if at.shape[0] != threads.shape[0]:
-            at = np.full(threads.shape[0], at[0])
-        return threads, self.machine.ctas[self.machine.cta[threads]] + 1, at
-
-    def read(self, threads, lanes, at, nbytes, buffer, line) -> None:
-        if not buffer.writable or buffer.name == "host":
-            return
-        threads, cta, at = self._ctas(threads, lanes, at)
-        writer, reader, lines = self._shadow(buffer)
-        cells = self._cells(at, nbytes)
-        bad = (writer[cells] != 0) & (writer[cells] != cta[:, None])
-        self._report("global-read-write-race", threads, cells, bad, line, lines)
-        seen = reader[cells]
-        reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
-
-    def write(self, threads, lanes, at, nbytes, buffer, line, data) -> None:
-        if buffer.name == "host":
-            return
-        threads, cta, at = self._ctas(threads, lanes, at)
-        writer, reader, lines = self._shadow(buffer)
-        cells = self._cells(at, nbytes)
-        other = ((writer[cells] != 0) & (writer[cells] != cta[:, None])).any(axis=1)
-        if other.any():
-            old = buffer.view(nbytes)[at[other]].view(np.uint8).reshape(-1, nbytes)
-            differs = (old != data[other].view(np.uint8).reshape(-1, nbytes)).any(axis=1)
-            bad = np.zeros(cells.shape, bool)
-            bad[np.flatnonzero(other)[differs]] = True
-            self._report("global-write-conflict", threads, cells, bad, line, lines)
-        seen = reader[cells]
-        self._report("global-read-write-race", threads, cells, (seen != 0) & (seen != cta[:, None]), line, lines)
-        writer[cells] = cta[:, None]
-        lines[cells] = line
-        first = writer[cells] != cta[:, None]  # two CTAs of one batch wrote the same bytes just now
-        if first.any():
-            rows = first.any(axis=1)
-            unlike = self._batch_differs(at, data, rows)
-            if unlike.any():
-                bad = np.zeros(cells.shape, bool)
-                bad[np.flatnonzero(rows)[unlike]] = True
-                self._report("global-write-conflict", threads, cells, bad, line, lines)
-
-    @staticmethod
-    def _batch_differs(at: np.ndarray, data: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """For each overwritten row: does the data that stays (the last write) differ from its own?"""
-        order = np.argsort(at, kind="stable")
-        last = order[np.searchsorted(at[order], at[rows], side="right") - 1]
-        width = data.dtype.itemsize
-        raw = data.view(np.uint8).reshape(-1, width)
-        return (raw[last] != raw[np.flatnonzero(rows)]).any(axis=1)
-
-    def _report(self, kind, threads, cells, bad, line, lines) -> None:
-        if not bad.any():
-            return
-        access = np.flatnonzero(bad.any(axis=1))
-        key = (kind, line, int(lines[cells[bad]][0]))
-        entry = self.found.setdefault(key, [int(threads[access[0]]), 0])
-        entry[1] += access.shape[0]
-
-    def take(self) -> list[tuple[Fault, int]]:
-        out = [
-            (Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
-            for (kind, line, other), (thread, count) in self.found.items()
-        ]
-        self.found = {}
-        return out
-
-
-class UnsetRegisters:
-    """Registers read before any write, for the few that liveness cannot rule out.
-
-    Guarded instructions count neither as reads nor as incomplete writes: what they touch depends on the guard.
-    """
-
-    def __init__(self, machine: object) -> None:
-        program = machine.program
-        self.M = machine
-        self.unset = {n: np.ones(machine.T, bool) for n in program.maybe_unset}
-        self.reads = {b.number: self._reads(b, program.maybe_unset) for b in program.blocks}
-        self.found: dict[int, tuple[int, str, int]] = {}
-
-    @staticmethod
-    def _reads(block: object, candidates: set[int]) -> dict[int, int]:
-        """Candidate registers that unguarded instructions read before the block writes them, with the line."""
-        written, out = set(), {}
-        for ins in block.lines:
-            defined, used = definitions_and_uses(ins)
-            if not ins.guard:
-                for n in used:
-                    if n in candidates and n not in written:
-                        out.setdefault(n, ins.line)
-            written.update(defined)
-        return out
-
-    def check(self, block: object, sel: object) -> None:
-        lanes = slice(None) if sel is None else sel
-        for n, line in self.reads[block.number].items():
-            bad = self.unset[n][lanes]
-            if bad.any() and n not in self.found:
-                ids = self.M.threads[lanes]
-                self.found[n] = (line, self.M.program.kernel.registers[n].name, int(ids[np.argmax(bad)]))
-        for n in block.defined:
-            if n in self.unset:
-                self.unset[n][lanes] = False
-
-    def reports(self) -> list[tuple[Fault, int]]:
-        """One report for each register."""
-        return [
-            (
-                Fault(
-                    "uninitialised-register",
-                    line,
-                    f"register {name} is read before anything wrote it",
-                    _CURES["uninitialised-register"],
-                    thread,
-                ),
-                1,
-            )
-            for line, name, thread in self.found.values()
-        ]

@@ -1,0 +1,233 @@
+"""Happens-before among the warps of a cluster, as vector clocks.
+
+Columns of a clock: the warps of the cluster; *agents* that read shared memory asynchronously (one a warpgroup for
+wgmma, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier that copies complete
+on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up when it releases
+something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
+
+``known`` is what a warp has seen. ``fenced`` is the part of it that a proxy fence lies behind: the async proxy may
+read what the generic proxy wrote only if it is in there (PTX ISA 8.8.1, proxy-preserved base causality order).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .errors import Fault
+
+SLOTS = 48
+
+
+class Ordering:
+    """Clocks of one batch, and the synchronisation that joins them."""
+
+    def __init__(self, machine: object) -> None:
+        self.M = M = machine
+        opcodes = {(i.opcode, *i.modifiers[:1]) for i in M.program.kernel.instructions}
+        names = {op[0] for op in opcodes}
+        W, S = M.warps, M.cluster_size
+        self.W, self.groups = W, -(-W // 4) if names & {"wgmma", "tcgen05"} else 0
+        self.bulk = W if any("bulk_group" in i.modifiers for i in M.program.kernel.instructions) else 0
+        self.slots = SLOTS * S if "mbarrier" in names else 0
+        self.warp_columns = W * S
+        self.agent = self.warp_columns
+        self.bulk_agent = self.agent + self.groups * S
+        self.slot = self.bulk_agent + self.bulk * S
+        self.flying = self.slot + self.slots
+        self.never = self.flying + 1
+        self.columns = self.never + 1
+        self.bits = (32 * self.columns - 1).bit_length()
+        self.known = np.zeros((M.cta_count, W, self.columns), np.int32)
+        self.fenced = np.zeros_like(self.known)
+        self.own = M.cta_rank[:, None] * W + np.arange(W)  # each warp's own column
+        self.synced = np.zeros((M.cta_count, W), np.int32)  # own clock since which lanes have not met
+        everyone = np.indices((M.cta_count, W)).reshape(2, -1)
+        self.tick(*everyone)
+        self._meet(*everyone)
+        self.arrivals: dict[int, np.ndarray] = {}
+        self.cluster_acc = np.zeros((2, M.cta_count // S, self.columns), np.int32)
+        self.cluster_out = np.zeros_like(self.cluster_acc)
+        self.slot_of: dict[tuple[int, int], int] = {}
+        self._size(0)
+        self.found: dict[tuple, list] = {}
+
+    def _size(self, count: int) -> None:
+        """Room for the state of ``count`` mbarriers."""
+        self.acc = np.zeros((2, count, self.columns), np.int32)
+        self.out = np.zeros_like(self.acc)
+        self.waited = np.zeros((count, self.warp_columns), np.int32)
+        self.init_clock, self.init_column = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.init_fenced, self.init_line = np.zeros(count, bool), np.zeros(count, np.int32)
+        self.slot_number = np.zeros(count, np.int32)
+
+    def _grow(self, count: int) -> None:
+        names = ("waited", "init_clock", "init_column", "init_fenced", "init_line", "slot_number", "acc", "out")
+        old = {name: getattr(self, name) for name in names}
+        have = old["waited"].shape[0]
+        if count > have:
+            self._size(count)
+            for name, array in old.items():
+                new = getattr(self, name)
+                (new[:, :have] if name in ("acc", "out") else new[:have])[...] = array
+
+    # -- clocks ----------------------------------------------------------------------------------------------------
+    def tick(self, ctas: np.ndarray, warps: np.ndarray) -> None:
+        """The own clock of warps goes up."""
+        self.known[ctas, warps, self.own[ctas, warps]] += 1
+        if self.known[ctas, warps, self.own[ctas, warps]].max(initial=0) >> (31 - self.bits):
+            raise Fault("unsupported", 0, "the clocks of the race checker overflow", "check fewer loop iterations")
+
+    def _meet(self, ctas: np.ndarray, warps: np.ndarray) -> None:
+        """The lanes of these warps have just met."""
+        self.synced[ctas, warps] = self.known[ctas, warps, self.own[ctas, warps]]
+
+    def _warps(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        slots = np.unique(threads >> 5) if threads.size > 1 else threads >> 5
+        return slots % self.M.cta_count, slots // self.M.cta_count
+
+    def _see(self, ctas: np.ndarray, warps: np.ndarray, known: np.ndarray, fenced: np.ndarray) -> None:
+        """Warps acquire clocks; what they learn of themselves orders their own lanes."""
+        self.known[ctas, warps] = np.maximum(self.known[ctas, warps], known)
+        self.fenced[ctas, warps] = np.maximum(self.fenced[ctas, warps], fenced)
+        own = np.take_along_axis(known, self.own[ctas, warps][:, None], axis=1)[:, 0] + 1
+        self.synced[ctas, warps] = np.maximum(self.synced[ctas, warps], own)
+
+    # -- barriers of warps and CTAs -----------------------------------------------------------------------------------
+    def cta_barrier(self) -> None:
+        """All warps of all CTAs meet."""
+        for clocks in (self.known, self.fenced):
+            clocks[:] = clocks.max(axis=1, keepdims=True)
+        everyone = np.indices((self.M.cta_count, self.W)).reshape(2, -1)
+        self.tick(*everyone)
+        self._meet(*everyone)
+
+    def barrier(self, threads: np.ndarray, keys: np.ndarray) -> None:
+        """Threads released by barriers, with (CTA, barrier) keys."""
+        for key in np.unique(keys):
+            ctas, warps = self._warps(threads[keys == key])
+            early = self.arrivals.pop(int(key), None)
+            for i, clocks in enumerate((self.known, self.fenced)):
+                joined = clocks[ctas, warps].max(axis=0)
+                clocks[ctas, warps] = joined if early is None else np.maximum(joined, early[i])
+            self.tick(ctas, warps)
+            self._meet(ctas, warps)
+
+    def barrier_arrive(self, threads: np.ndarray, keys: np.ndarray) -> None:
+        """bar.arrive: a release to whoever waits at the barrier."""
+        for key in np.unique(keys):
+            ctas, warps = self._warps(threads[keys == key])
+            both = np.stack([c[ctas, warps].max(axis=0) for c in (self.known, self.fenced)])
+            old = self.arrivals.get(int(key))
+            self.arrivals[int(key)] = both if old is None else np.maximum(old, both)
+            self.tick(ctas, warps)
+
+    def warp_barrier(self, threads: np.ndarray) -> None:
+        ctas, warps = self._warps(threads)
+        self.tick(ctas, warps)
+        self._meet(ctas, warps)
+
+    def proxy_fence(self, threads: np.ndarray) -> None:
+        """fence.proxy.async: what the warp knows now is ordered for the async proxy."""
+        if threads.size:
+            ctas, warps = self._warps(threads)
+            self.fenced[ctas, warps] = self.known[ctas, warps]
+            self.tick(ctas, warps)
+
+    # -- barriers of clusters -------------------------------------------------------------------------------------------
+    def cluster_arrive(self, threads: np.ndarray, clusters: np.ndarray, relaxed: bool) -> None:
+        if relaxed:
+            return
+        ctas, warps = self._warps(threads)
+        for i, clocks in enumerate((self.known, self.fenced)):
+            np.maximum.at(self.cluster_acc[i], ctas // self.M.cluster_size, clocks[ctas, warps])
+        self.tick(ctas, warps)
+
+    def cluster_complete(self, clusters: np.ndarray) -> None:
+        self.cluster_out[:, clusters] = self.cluster_acc[:, clusters]
+
+    def cluster_wait(self, threads: np.ndarray, clusters: np.ndarray) -> None:
+        if threads.size:
+            ctas, warps = self._warps(threads)
+            known, fenced = self.cluster_out[:, ctas // self.M.cluster_size]
+            self._see(ctas, warps, known, fenced)
+
+    # -- mbarriers ------------------------------------------------------------------------------------------------------
+    def _pairs(self, threads: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Distinct (warp, mbarrier) pairs as CTAs, warps and barrier numbers."""
+        if threads.size > 1:
+            pairs = np.unique((threads >> 5) * (1 << 32) + ids)
+        else:
+            pairs = (threads >> 5) * (1 << 32) + ids
+        slots, ids = pairs >> 32, pairs & 0xFFFFFFFF
+        return slots % self.M.cta_count, slots // self.M.cta_count, ids
+
+    def mbarrier_init(self, threads: np.ndarray, ids: np.ndarray, flat: np.ndarray, line: int) -> None:
+        self._grow(self.M.mbarriers.expected.shape[0])
+        cta, warp = self.M.cta[threads], self.M.warp[threads]
+        self.init_clock[ids] = self.known[cta, warp, self.own[cta, warp]]
+        self.init_column[ids], self.init_line[ids], self.init_fenced[ids] = self.own[cta, warp], line, False
+        self.acc[:, ids] = self.out[:, ids] = 0
+        self.waited[ids] = 0
+        stride = self.M.shared_stride
+        for barrier, at in zip(ids.tolist(), flat.tolist(), strict=True):
+            key = (int(self.M.cta_rank[at // stride]), at % stride)
+            number = self.slot_of.setdefault(key, len(self.slot_of) % max(1, self.slots))
+            self.slot_number[barrier] = self.slot + number
+
+    def init_fence(self, threads: np.ndarray) -> None:
+        """fence.mbarrier_init: the inits of these warps are visible to the cluster and to the async proxy."""
+        if threads.size:
+            used = self.M.mbarriers.used
+            starts = self.M.cluster_start[self.M.mbarriers.cell[:used] * 8 // self.M.shared_stride]
+            ctas, warps = self._warps(threads)
+            for cta, warp in zip(ctas, warps, strict=True):
+                mine = (self.init_column[:used] == self.own[cta, warp]) & (starts == self.M.cluster_start[cta])
+                self.init_fenced[:used][mine] = True
+
+    def _check_init(self, threads, ids, line, proxy) -> None:
+        """The init must be known to who uses the barrier; to the async proxy and to other CTAs behind a fence."""
+        cta, warp = self.M.cta[threads], self.M.warp[threads]
+        column, clock = self.init_column[ids], self.init_clock[ids]
+        unseen = (clock > self.known[cta, warp, column]) & (column != self.own[cta, warp])
+        if unseen.any():
+            self.note("mbarrier-init-race", line, int(self.init_line[ids[unseen][0]]), int(threads[np.argmax(unseen)]))
+        if proxy:
+            bare = ~self.init_fenced[ids] & (clock > self.fenced[cta, warp, column])
+        else:
+            bare = ~self.init_fenced[ids] & (self.M.mbarriers.cell[ids] * 8 // self.M.shared_stride != cta)
+        bare &= ~unseen
+        if bare.any():
+            self.note("mbarrier-init-unfenced", line, int(self.init_line[ids[bare][0]]), int(threads[np.argmax(bare)]))
+
+    def mbarrier_arrive(self, threads: np.ndarray, ids: np.ndarray, line: int) -> None:
+        """An arrival releases what the warp knows to the phase."""
+        self._check_init(threads, ids, line, False)
+        ctas, warps, ids = self._pairs(threads, ids)
+        for i, clocks in enumerate((self.known, self.fenced)):
+            np.maximum.at(self.acc[i], ids, clocks[ctas, warps])
+        self.tick(ctas, warps)
+
+    def mbarrier_phase(self, ids: np.ndarray, line: int, thread: int) -> None:
+        """A phase completes. Warps that waited for the one before must be known to have seen it."""
+        late = self.waited[ids] > self.acc[0][ids][:, : self.warp_columns]
+        if late.any():
+            self.note("mbarrier-phase-lag", line, 0, thread, int(late.sum()))
+            self.waited[ids] = np.where(late, 0, self.waited[ids])
+        self.out[:, ids] = self.acc[:, ids]
+
+    def mbarrier_wait(self, threads: np.ndarray, ids: np.ndarray) -> None:
+        """A completed wait acquires what the arrivals released, and what has landed on the barrier."""
+        self._check_init(threads, ids, int(self.M.mbarriers.line[threads[0]]), False)
+        ctas, warps, ids = self._pairs(threads, ids)
+        order = np.argsort(ids, kind="stable")
+        for i in order if np.unique(ctas * self.W + warps).size < ids.size else [slice(None)]:
+            c, w, b = np.atleast_1d(ctas[i]), np.atleast_1d(warps[i]), np.atleast_1d(ids[i])
+            self._see(c, w, self.out[0][b], self.out[1][b])
+            at = (c, w, self.slot_number[b])
+            self.known[at] = np.maximum(self.known[at], self.M.mbarriers.phase[b])
+            self.waited[b, self.own[c, w]] = self.known[c, w, self.own[c, w]]
+
+    # -- reports --------------------------------------------------------------------------------------------------------
+    def note(self, kind: str, line: int, other: int, thread: int, count: int = 1) -> None:
+        entry = self.found.setdefault((kind, int(line), int(other)), [int(thread), 0])
+        entry[1] += count
