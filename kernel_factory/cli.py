@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain
+from kernel_factory import mutate as mutation
 from kernel_factory import validate as validate_stage
 from kernel_factory.admit import Rejected
 from kernel_factory.pipeline import Selection
@@ -125,10 +126,14 @@ def build(options: Options) -> None:
 
 @main.command()
 @click.option("--seed", type=click.IntRange(0), default=0, help="Re-roll inputs and schedules; 0 is the recorded run.")
+@click.option("--mutate", is_flag=True, help="Break the kernels on purpose instead, and see whether it is noticed.")
 @_stage
-def validate(options: Options, seed: int) -> None:
+def validate(options: Options, seed: int, mutate: bool) -> None:
     """Prove every cell on the emulator."""
     selection = options.selection
+    if mutate:
+        _mutate(options, selection)
+        return
     ran: list[int] = []
     runs: list[int] = []
     tasks = pipeline.proof_tasks(selection, seed)
@@ -145,6 +150,27 @@ def validate(options: Options, seed: int) -> None:
     options.say(data, "{cells} cells share {runs} emulated runs; {ran} ran now; {findings} findings")
     if findings and not options.as_json:
         click.echo("\n".join(findings[:5]))
+
+
+def _mutate(options: Options, selection: Selection) -> None:
+    """Run the mutation suite over every distinct kernel; exit 1 where a mutant survives unexcused."""
+    rows = []
+    for name, trial in pipeline.trials(selection):
+        if not options.as_json:
+            click.echo(name)
+        for mutant, fate in mutation.suite(trial):
+            kind = type(fate).__name__.lower()
+            rows.append({"kernel": name, "mutant": mutant.kind, "line": mutant.lines[0], "fate": kind, **vars(fate)})
+            if not options.as_json:
+                told = ", ".join(f"{k} {v}" for k, v in vars(fate).items())
+                click.echo(f"  {kind:9} {mutant.kind:10} line {mutant.lines[0]:5} {mutant.statement[:60]}  {told}")
+    counts = {kind: sum(row["fate"] == kind for row in rows) for kind in ("killed", "redundant", "survived")}
+    if options.as_json:
+        click.echo(json.dumps({**counts, "mutants": rows}))
+    else:
+        click.echo("{killed} killed, {redundant} redundant, {survived} survived".format(**counts))
+    if counts["survived"]:
+        raise SystemExit(1)
 
 
 @main.command()

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+import torch
 from kf_runtime.cell import Cell
 from kf_runtime.plan import Buffer, Launch, Plan
 
 from kernel_factory import admit as admission
-from kernel_factory import allowlist, capture, compile, inspect, package, policy, validate
+from kernel_factory import allowlist, capture, compile, inspect, mutate, package, policy, sample, validate
 from kernel_factory import evidence as evidences
 from kernel_factory.admit import Admitted, Verdict
 from kernel_factory.allowlist import Proved, Row
 from kernel_factory.artifact import Artifact
+from kernel_factory.bench import Bench, Target
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
 from kernel_factory.family import Family, KernelSpec, Step, discover
@@ -173,6 +175,31 @@ def judge(workspace: Workspace, pairs: list[tuple[BuiltCell, Evidence]]) -> list
     """The verdict on every piece of emulated evidence."""
     policies = policy.read_policy(workspace.policy)
     return [(evidence, admission.admit(evidence, policies[built.cell.op])) for built, evidence in pairs]
+
+
+MUTATED_BLOCKS = 4  # corners and edges of the grid come first
+
+
+def trials(selection: Selection) -> Iterator[tuple[str, mutate.Trial]]:
+    """Every distinct kernel of the selected cells, ready to be mutated, with its name. SMs that share PTX share one."""
+    store = selection.workspace.store
+    seen: set[str] = set()
+    for built in built_cells(selection):
+        texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+        fresh = [i for i, text in enumerate(texts) if validate.ptx_identity(text) not in seen]
+        seen |= {validate.ptx_identity(text) for text in texts}
+        if not fresh:
+            continue
+        bench = Bench.of(built, texts, validate.seed_of(built))
+        inputs = bench.reference.inputs(built.cell, "random", bench.seed)
+        staged = bench.expectation.Staged(built.cell, inputs, torch.float32)
+        for i in fresh:
+            blocks = sample.choose(built.plan.launches[i].grid, MUTATED_BLOCKS, bench.seed)
+            target = Target(bench=bench, index=i, blocks=blocks)
+            yield (
+                f"{built.artifacts[i].spec.key} at {built.cell}",
+                mutate.Trial.of_target(target, inputs, staged, texts[i]),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
