@@ -1,8 +1,8 @@
 """The device check: every shipped cell of this GPU's SM, run through the wheel and compared.
 
 Needs torch >= 2.11, cuda-bindings and the built wheel; no DSL, no compiler. Runs in `preview`
-and fails unless each cell's Route is UseCubin and the launch counter rises by the Plan's
-launches: a generic answer would match the oracle too. Writes evidence.json and
+and fails unless each cell's Route is UseCubin, the launch counter rises by the Plan's launches (a
+generic answer would match the oracle too), and the figures meet allowlists/policy.toml. Writes evidence.json and
 summary.json into --out; `kf admit --device OUT/evidence.json` takes the evidence in.
 
     tools/device_check.sh OUT [--emulated SM] [--cell TEXT] [--no-timing]
@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ["CUEQ_TRIMUL_KF_CAMPAIGN"] = "preview"
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the wheel's folder, which PYTHONPATH names
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # after the wheel's folder, which PYTHONPATH names
 
 import torch
 
 from kernel_factory import measure, reference
+from kernel_factory.admit import Rejected, admit
 from kernel_factory.evidence import Evidence
 from kernel_factory.families.trimul_mma.model import ROW_AXES, model
+from kernel_factory.policy import read_policy
 
 COMPILED_AT = (128, 384, 768)
 ENOUGH_F64 = 128  # up to this N the model runs in float64; larger ones in float32, whose error is 1e-6
@@ -164,6 +167,7 @@ def main() -> int:
     summary["ceilings"] = measure.ceilings() if timed else {}
     print(json.dumps(summary["ceilings"]))
     options.out.mkdir(parents=True, exist_ok=True)
+    policies = read_policy(ROOT / "allowlists" / "policy.toml")
     found = []
     for entry in entries:
         start = time.monotonic()
@@ -173,6 +177,10 @@ def main() -> int:
             summary["failed"][entry.cell.key] = str(error)
             print(f"FAILED {entry.cell.key}: {error}")
             continue
+        verdict = admit(result, policies[entry.cell.op])
+        if isinstance(verdict, Rejected):
+            summary["failed"][entry.cell.key] = "; ".join(verdict.reasons)
+            print(f"REJECTED {entry.cell.key}: {summary['failed'][entry.cell.key]}")
         found.append(result.to_json())
         worst = max(f["model_norm"] for f in result.numerics.values())
         print(
@@ -182,8 +190,8 @@ def main() -> int:
         (options.out / "evidence.json").write_text(json.dumps(found))
     summary["status"] = checker.status().to_json()
     (options.out / "summary.json").write_text(json.dumps(summary, default=str, indent=1))
-    print(f"{len(found)} of {len(entries)} cells ran their cubins")
-    return 0 if entries and len(found) == len(entries) else 1
+    print(f"{len(found)} of {len(entries)} cells ran their cubins; {len(summary['failed'])} failed")
+    return 0 if entries and len(found) == len(entries) and not summary["failed"] else 1
 
 
 def _speed(timing: dict[str, Any]) -> str:
