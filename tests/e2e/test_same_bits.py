@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from kf_runtime import triangle_multiplicative_update
 from kf_runtime.cell import Cell
 
 from kernel_factory.reference import trimul_inputs
-from kf_runtime import triangle_multiplicative_update
 
 ROUTES = [(24, torch.float32), (24, torch.bfloat16), (24, torch.float64), (192, torch.bfloat16), (192, torch.float32)]
 
