@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from . import lanes, ops  # noqa: F401 - importing ops fills the opcode table
+from . import directed, lanes, ops, small_floats, variables  # noqa: F401 - importing them fills the opcode table
 from .program import Program
 from .ptx import Param, parse
 

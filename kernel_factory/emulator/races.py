@@ -15,6 +15,7 @@ from .emitter import NUMPY, size_of
 from .errors import Fault
 from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
+from .race_atomics import after_atomics
 
 __all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters"]
 
@@ -46,6 +47,8 @@ def cell_bytes(program: object) -> int:
             smallest = min(smallest, count * size_of(NUMPY[ins.modifiers[-1]]))
         elif ins.opcode == "cp" and ins.modifiers[:2] in (("async", "ca"), ("async", "cg")):
             smallest = min(smallest, ins.operands[2].value)
+        elif ins.opcode in ("atom", "red") and "global" not in ins.modifiers:
+            smallest = min([smallest, *(size_of(NUMPY[m]) for m in ins.modifiers if m in NUMPY)])
     return smallest
 
 
@@ -62,6 +65,7 @@ class SharedRaces(Ordering):
         self.line = np.zeros(n, np.int32)
         self.reads = np.zeros((n, self.readers), np.int32)  # clock << 6 | lane
         self.read_line = np.zeros(n, np.int32)
+        self.atomics = self.atomic_line = None
         ranks = np.arange(machine.cluster_size)[:, None]
         self.reader_columns = np.concatenate(
             [
@@ -91,6 +95,8 @@ class SharedRaces(Ordering):
         who = self._who(threads)
         cells = self._cells(flat, nbytes)
         self._order(threads, who, cells, line, "read", whole_warp)
+        if self.atomics is not None:
+            after_atomics(self, threads, who, cells, line, "read")
         cta, warp, column, _ = who
         own = self.known[cta, warp, column]
         at = cells * self.readers + column[:, None]
@@ -106,17 +112,22 @@ class SharedRaces(Ordering):
                 flat_reads[at[mixed]] = (np.broadcast_to((own << 6)[:, None], at.shape)[mixed]) | _MANY
         self.read_line[cells] = line
 
-    def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False) -> None:
+    def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False, data=None) -> None:
         if threads.size == 0:
             return
         who = self._who(threads)
         cells = self._cells(flat, nbytes)
         self._order(threads, who, cells, line, "write", whole_warp)
         self._after_reads(threads, who, cells, line, whole_warp)
+        if self.atomics is not None:
+            after_atomics(self, threads, who, cells, line, "write")
         cta, warp, column, local = who
         mark = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
         self.last[cells] = mark
         other = (self.last[cells] ^ mark) & self.thread_mask > 31  # another warp wrote here by the same instruction
+        if other.any() and data is not None:  # several warps that write the same are one write
+            rows = other.any(axis=1)
+            other[np.flatnonzero(rows)[~GlobalRaces._batch_differs(flat, data, rows)]] = False
         if other.any():
             self.line[cells] = line
             self._report("race-write-after-write", threads, cells, other, line, self.line)
@@ -133,6 +144,7 @@ class SharedRaces(Ordering):
     def async_write(self, threads, flat, unit, ids, line) -> None:
         """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
         self._check_init(threads, ids, line, True)
+        self.copy_issued(threads, ids)
         who = self._who(threads)
         cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
         self._order(threads, who, cells, line, "write", False)

@@ -13,6 +13,7 @@ from ..emitter import NUMPY, Emitter, Modifiers, size_of
 from ..lanes import settle, spread, threads_of
 from ..numerics import bf16_bits, bf16_value, ftz
 from ..ptx.records import Instruction, Vector
+from ..race_atomics import shared_atomic
 from ..registry import emits, runtime
 from .memory_access import _generic, global_parts, shared_base, shared_flat
 
@@ -55,8 +56,8 @@ def _emit(e: Emitter, ins: Instruction, mods: Modifiers, dst: object, sources: t
         raise e.fail(f"expected {2 + (op == 'cas')} source operands, found {len(sources)}")
     dtype = NUMPY[kind]
     storage = dtype if kind not in ("f16", "bf16") else "u16"
-    values = e.values(sources[1], storage)
-    compare = e.value(sources[2], storage) if op == "cas" else "None"
+    values = e.values(sources[2 if op == "cas" else 1], storage)
+    compare = e.value(sources[1], storage) if op == "cas" else "None"
     if len(values) != count or (count > 1 and (space == "shared" or op not in ("add", "min", "max"))):
         raise e.fail(f"{ins.opcode}.{op} of {len(values)} values in .{space} is not emulated")
     base, offset = _address(e, sources[0], space)
@@ -95,7 +96,7 @@ def atomic_shared(M, sel, base, offset, op, kind, dtype, values, compare, want, 
     flat = shared_flat(M, sel, base, offset, size, chosen, line)
     threads = threads_of(M, sel, chosen)
     if M.race:
-        M.race.atomic(threads, flat, size, line)
+        shared_atomic(M.race, threads, flat, size, line)
     if M.count:
         M.count.shared(M, sel, chosen, flat, size, line, "atom")
     view = M.shared_views[size].view(dtype)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..emitter import NUMPY, Emitter, Modifiers, size_of
+from ..emitter import NUMPY, Emitter, Modifiers, size_of, storage
 from ..errors import Fault
 from ..lanes import settle, spread, threads_of
-from ..ptx.records import Instruction, Symbol, Vector
+from ..ptx.records import Instruction, Register, Symbol, Vector
 from ..registry import RUNTIME, emits, runtime
 from .move import WINDOWS
 
@@ -66,6 +66,8 @@ def _base(e: Emitter, operand: object, space: str) -> tuple[str, int]:
 
         return cluster_address(e, operand)
     base, offset = e.address(operand)
+    if space == "local" and isinstance(base, Register) and storage(base.type) == "u32":
+        return f"{e.value(base, 'u32')}.astype(u64)", offset
     return e.value(base, "u64"), offset
 
 
@@ -227,15 +229,13 @@ def store_shared(M, sel, base, offset, dtype, values, mask, line, n):
     chosen = settle(mask)
     nbytes = np.dtype(dtype).itemsize * len(values)
     flat = shared_flat(M, sel, base, offset, nbytes, chosen, line)
+    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
+    data = np.ascontiguousarray(data if chosen is None else data[chosen]).view(WORDS[nbytes]).reshape(-1)
     if M.race:
-        M.race.write(threads_of(M, sel, chosen), flat, nbytes, line)
+        M.race.write(threads_of(M, sel, chosen), flat, nbytes, line, data=data)
     if M.count:
         M.count.shared(M, sel, chosen, flat, nbytes, line, "st")
-    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
-    data = data if chosen is None else data[chosen]
-    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = (
-        np.ascontiguousarray(data).view(WORDS[nbytes]).reshape(-1)
-    )
+    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = data
     M.changed()
 
 
