@@ -1,8 +1,8 @@
 """Happens-before among the warps of a cluster, as vector clocks.
 
 Columns of a clock: the warps of the cluster; *agents* that read shared memory asynchronously (one a warpgroup for
-wgmma, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier that copies complete
-on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up when it releases
+wgmma, one a warp for tcgen05, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier
+that copies complete on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up when it releases
 something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
 
 ``known`` is what a warp has seen. ``fenced`` is the part of it that a proxy fence lies behind: the async proxy may
@@ -26,7 +26,7 @@ class Ordering:
         opcodes = {(i.opcode, *i.modifiers[:1]) for i in M.program.kernel.instructions}
         names = {op[0] for op in opcodes}
         W, S = M.warps, M.cluster_size
-        self.W, self.groups = W, -(-W // 4) if names & {"wgmma", "tcgen05"} else 0
+        self.W, self.groups = W, W if "tcgen05" in names else -(-W // 4) if "wgmma" in names else 0
         self.bulk = W if any("bulk_group" in i.modifiers for i in M.program.kernel.instructions) else 0
         self.slots = SLOTS * S if "mbarrier" in names else 0
         self.warp_columns = W * S
@@ -47,6 +47,7 @@ class Ordering:
         self.arrivals: dict[int, np.ndarray] = {}
         self.cluster_acc = np.zeros((2, M.cta_count // S, self.columns), np.int32)
         self.cluster_out = np.zeros_like(self.cluster_acc)
+        self.group_acc = np.zeros((2, M.cta_count, -(-W // 4), 8, self.columns), np.int32)
         self.slot_of: dict[tuple[int, int], int] = {}
         self._size(0)
         self.found: dict[tuple, list] = {}
@@ -207,6 +208,15 @@ class Ordering:
             np.maximum.at(self.acc[i], ids, clocks[ctas, warps])
         self.tick(ctas, warps)
 
+    def copy_issued(self, threads: np.ndarray, ids: np.ndarray) -> None:
+        """The phase that a copy completes on cannot complete before the copy was issued: it carries the issuer's clock.
+
+        (Of a pair of CTAs one expects the bytes of both, and the other does nothing but issue its copies.)
+        """
+        ctas, warps, ids = self._pairs(threads, ids)
+        np.maximum.at(self.acc[0], ids, self.known[ctas, warps])
+        self.tick(*self._warps(threads))
+
     def mbarrier_phase(self, ids: np.ndarray, line: int, thread: int) -> None:
         """A phase completes. Warps that waited for the one before must be known to have seen it."""
         late = self.waited[ids] > self.acc[0][ids][:, : self.warp_columns]
@@ -226,6 +236,30 @@ class Ordering:
             at = (c, w, self.slot_number[b])
             self.known[at] = np.maximum(self.known[at], self.M.mbarriers.phase[b])
             self.waited[b, self.own[c, w]] = self.known[c, w, self.own[c, w]]
+
+    # -- tensor operations of warpgroups --------------------------------------------------------------------------------
+    def _agents(self, ctas: np.ndarray, warps: np.ndarray) -> np.ndarray:
+        return self.agent + self.M.cta_rank[ctas] * self.groups + warps // 4
+
+    def group_committed(self, slots: np.ndarray, number: np.ndarray) -> None:
+        """Warps close a group: whoever sees its end is ordered after what they did before."""
+        ctas, warps = slots % self.M.cta_count, slots // self.M.cta_count
+        for i, clocks in enumerate((self.known, self.fenced)):
+            np.maximum.at(self.group_acc[i], (ctas, warps // 4, number & 7), clocks[ctas, warps])
+            later = (ctas, warps // 4, (number + 1) & 7)
+            self.group_acc[i][later] = 0
+        self.tick(ctas, warps)
+
+    def group_waited(self, slots: np.ndarray, done: np.ndarray) -> None:
+        """Warps see the end of their warpgroup's first ``done`` groups."""
+        slots, done = slots[done > 0], done[done > 0]
+        if not slots.size:
+            return
+        ctas, warps = slots % self.M.cta_count, slots // self.M.cta_count
+        at = (ctas, warps, self._agents(ctas, warps))
+        self.known[at] = np.maximum(self.known[at], done)
+        for i, clocks in enumerate((self.known, self.fenced)):
+            clocks[ctas, warps] = np.maximum(clocks[ctas, warps], self.group_acc[i][ctas, warps // 4, done & 7])
 
     # -- reports --------------------------------------------------------------------------------------------------------
     def note(self, kind: str, line: int, other: int, thread: int, count: int = 1) -> None:

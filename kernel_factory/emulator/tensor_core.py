@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .tensor_races import TensorRaces
 from .tmem import TensorMemory
 
 
@@ -43,6 +44,7 @@ class TensorCore:
     def __init__(self, machine: object) -> None:
         self.M = machine
         self._memory: TensorMemory | None = None
+        self._races: TensorRaces | None = None
         self.queues: dict[int, deque[Work]] = {}
         self.stores: list[Store] = []
 
@@ -53,9 +55,11 @@ class TensorCore:
         return self._memory
 
     @property
-    def races(self) -> None:
-        """The checker of tensor memory."""
-        return None
+    def races(self) -> TensorRaces | None:
+        """The checker of tensor memory, in race mode."""
+        if self._races is None and self.M.race:
+            self._races = TensorRaces(self.M)
+        return self._races
 
     def issue(self, work: Work) -> None:
         """Take an entry; it lands now, or as late as is legal."""

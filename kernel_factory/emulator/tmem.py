@@ -109,6 +109,7 @@ class TensorMemory:
         self.data[asked.cta, :, where] = POISON
         if M.race:
             M.race.write(asked.threads[:1], np.array([asked.flat]), 4, asked.line)
+            M.race.warp_barrier(asked.threads)  # .sync: the lanes have met
         M.shared_views[4][asked.flat >> 2] = column
         if M.tensor.races:
             M.tensor.races.allocated(asked.cta, where)

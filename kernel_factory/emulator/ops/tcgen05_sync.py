@@ -38,9 +38,12 @@ class Commit(Work):
     """The end of a run of instructions: one arrival on each of the mbarriers at these flat addresses."""
 
     flat: np.ndarray
+    epoch: tuple[int, list[int]] | None = None
 
     def land(self, M: object) -> None:
         threads = np.full(self.flat.shape[0], self.thread)
+        if M.tensor.races:
+            M.tensor.races.committed(self, M.mbarriers.find(self.flat, threads, self.line, "tcgen05.commit"))
         M.mbarriers.arrive(self.flat, np.ones(threads.size, np.int64), threads, self.line, what="tcgen05.commit")
 
 

@@ -1,0 +1,306 @@
+"""Race checks of tensor memory, and of what tcgen05 reads in shared memory (PTX ISA 9.7.16.6).
+
+Clocks and order are those of ``ordering``. Each warp that issues tcgen05.mma or cp has an agent column: its *stream*,
+whose clock counts commits. A product belongs to the stream's clock that the next commit will publish, and only a warp
+that has waited on the commit's mbarrier knows that clock. In a pair the same stream number stands for both CTAs.
+
+A shadow cell is one column of 16 lanes. It holds its last writer (a warp, or a stream) with the writer's clock, the
+clock of the last read by each warp that reaches the lanes, and that of the last read by a stream (A in TMEM). A load
+or store is in flight, at a clock that nobody ever sees, until its warp's tcgen05.wait.
+
+tcgen05.fence: in a kernel that has any, what one thread did is ordered for another's tcgen05 instructions only behind
+before_thread_sync here and after_thread_sync there. Kernels without a single one (as CUTLASS writes them) are held to
+the order of barriers and mbarriers alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .tensor_operands import SharedOperand
+from .tmem import COLUMNS, LANES
+
+FLYING = np.int32(0x7FFFFFFF)
+UNFENCED = np.int32(0x7FFFFFFE)  # complete, but not behind the fence that another thread needs
+_GRAIN = 16
+_NEVER = -1
+_ORDER = "commit the tcgen05 instruction to an mbarrier (tcgen05.commit) and wait for that phase first"
+_SYNC = "synchronise the two warps (mbarrier, or bar.sync) between the two accesses"
+_FENCE = (
+    "put tcgen05.fence::before_thread_sync before the barrier or arrival of the first thread, and "
+    "tcgen05.fence::after_thread_sync behind the wait of the second"
+)
+
+
+class Cells:
+    """A block of shadow cells of one CTA: granules of lanes by columns."""
+
+    def __init__(self, cta: int, grains: np.ndarray, columns: np.ndarray) -> None:
+        self.cta, self.at = cta, np.ix_(grains, columns)
+
+    @classmethod
+    def of(cls, cta: int, lanes: np.ndarray, first: int, count: int) -> Cells:
+        return cls(cta, np.unique(lanes // _GRAIN), np.arange(first, first + count))
+
+
+class TensorRaces:
+    """Shadow of one batch's tensor memory."""
+
+    def __init__(self, machine: object) -> None:
+        self.M, self.order = machine, machine.race
+        count, self.W = machine.cta_count, machine.warps
+        shape = (count, LANES // _GRAIN, COLUMNS)
+        self.writer, self.clock, self.line = (
+            np.full(shape, _NEVER, np.int16),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+        )
+        self.stream, self.stream_clock = np.full(shape, _NEVER, np.int16), np.zeros(shape, np.int32)
+        self.groups = -(-self.W // 4)
+        self.reads = np.zeros((count, self.groups, *shape[1:]), np.int32)
+        self.read_line = np.zeros(shape, np.int32)
+        self.strict = any(
+            i.opcode == "tcgen05" and i.modifiers[0].startswith("fence") for i in machine.program.kernel.instructions
+        )
+        self.after = self.order.known.copy()  # what a tcgen05 instruction of a warp may rely on, with fences
+        self.unfenced: dict[tuple[int, int], list[tuple]] = {}
+        self.pending: dict[tuple[int, int, str], list[tuple[Cells, int]]] = {}
+        self.epochs: dict[tuple[int, int], int] = {}
+
+    # -- who knows what -----------------------------------------------------------------------------------------------
+    def _known(self, cta: int, warp: int) -> np.ndarray:
+        return self.order.known[cta, warp]
+
+    def _own(self, cta: int, warp: int) -> tuple[int, int]:
+        """A warp's column and clock."""
+        column = int(self.order.own[cta, warp])
+        return column, int(self.order.known[cta, warp, column])
+
+    def _stream(self, cta: int, warp: int) -> int:
+        """The agent column of a CTA's stream that this warp issues."""
+        return self.order.agent + int(self.M.cta_rank[cta]) * self.order.groups + warp
+
+    def _epoch(self, cta: int, warp: int) -> int:
+        """The clock that the warp's next commit publishes; one counter for a cluster's streams of that warp."""
+        return self.epochs.get((int(self.M.cluster_start[cta]), warp), 1)
+
+    def _issuer(self, thread: int) -> tuple[int, int]:
+        return int(self.M.cta[thread]), int(self.M.warp[thread])
+
+    def meet(self, threads: list[int]) -> None:
+        """Warps of a pair that allocate together have met."""
+        who = [self._issuer(t) for t in threads]
+        ctas, warps = np.array([c for c, _ in who]), np.array([w for _, w in who])
+        for clocks in (self.order.known, self.order.fenced):
+            clocks[ctas, warps] = clocks[ctas, warps].max(axis=0)
+        self.order.tick(ctas, warps)
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+    def _check_writer(
+        self, cells: Cells, cta: int, warp: int, thread: int, line: int, what: str, *, stream: bool
+    ) -> None:
+        """The last write of every cell must be complete and known. ``stream``: the access runs in a stream's order."""
+        writer, clock = self.writer[cells.cta][cells.at], self.clock[cells.cta][cells.at]
+        lines = self.line[cells.cta][cells.at]
+        own = self._own(cta, warp)[0]
+        agent = writer >= self.order.agent
+        there = writer != _NEVER
+        flying = there & ~agent & (clock == FLYING)
+        if flying.any():
+            self._report("tmem-store-not-waited", line, lines[flying], thread,
+                         f"{what} of TMEM that a tcgen05.st has not completed writing",
+                         "put tcgen05.wait::st.sync.aligned behind the store, before the warp goes on")  # fmt: skip
+        known = self._known(cta, warp)
+        bare = there & (writer != own) & (clock == UNFENCED)
+        late = there & ~flying & ~bare & (writer != own) & (clock > known[writer])
+        if stream:
+            late &= ~agent
+        if (late & agent).any():
+            bad = late & agent
+            self._report("tmem-not-committed", line, lines[bad], thread,
+                         f"{what} of TMEM that a tcgen05 instruction may still write", _ORDER)  # fmt: skip
+        if (late & ~agent).any():
+            self._report("tmem-race", line, lines[late & ~agent], thread,
+                         f"{what} of TMEM not ordered after another warp's tcgen05.st", _SYNC)  # fmt: skip
+        if self.strict:
+            bare |= there & ~flying & ~late & (writer != own) & (clock > self.after[cta, warp][writer])
+            bare &= ~(agent & stream)
+            self._report_fence(bare, line, lines, thread, what)
+
+    def _check_readers(
+        self, cells: Cells, cta: int, warp: int, thread: int, line: int, what: str, *, stream: bool
+    ) -> None:
+        """Every read of the cells must be complete and known."""
+        own, known = self._own(cta, warp)[0], self._known(cta, warp)
+        rank = int(self.M.cta_rank[cells.cta])
+        quarter = cells.at[0] // 2
+        lines = self.read_line[cells.cta][cells.at]
+        for group in range(self.groups):
+            reads = self.reads[cells.cta, group][cells.at]
+            if not reads.any():
+                continue
+            column = np.broadcast_to(rank * self.W + np.minimum(4 * group + quarter, self.W - 1), reads.shape)
+            flying, bare = reads == FLYING, (reads == UNFENCED) & (column != own)
+            late = ~flying & ~bare & (column != own) & (reads > known[column])
+            if flying.any():
+                self._report("tmem-load-not-waited", line, lines[flying], thread,
+                             f"{what} over TMEM that a tcgen05.ld may still read",
+                             "put tcgen05.wait::ld.sync.aligned behind the load first")  # fmt: skip
+            if late.any():
+                self._report("tmem-race", line, lines[late], thread,
+                             f"{what} over TMEM not ordered after another warp's tcgen05.ld", _SYNC)  # fmt: skip
+            if self.strict:
+                bare |= (reads > 0) & ~flying & ~late & (column != own) & (reads > self.after[cta, warp][column])
+                self._report_fence(bare, line, lines, thread, what)
+        if not stream:
+            column, clock = self.stream[cells.cta][cells.at], self.stream_clock[cells.cta][cells.at]
+            late = (column != _NEVER) & (clock > known[column])
+            if late.any():
+                self._report("tmem-not-committed", line, lines[late], thread,
+                             f"{what} over TMEM that a tcgen05 instruction may still read", _ORDER)  # fmt: skip
+
+    def _report_fence(self, bare: np.ndarray, line: int, lines: np.ndarray, thread: int, what: str) -> None:
+        if bare.any():
+            self._report("tcgen05-missing-fence", line, lines[bare], thread,
+                         f"{what} of TMEM that another thread has used; the threads have synchronised, but tcgen05 "
+                         "instructions are ordered only by tcgen05.fence", _FENCE)  # fmt: skip
+
+    def _report(self, kind: str, line: int, lines: np.ndarray, thread: int, message: str, cure: str) -> None:
+        for other in np.unique(lines):
+            self.M.report(kind, line, message + (f" (line {other})" if other else ""), cure, thread, int(other))
+
+    # -- warps: ld, st, wait, dealloc ---------------------------------------------------------------------------------
+    def _blocks(self, cta, warp, lane, column, rows, columns, packed):
+        relative = np.unique(columns)
+        relative = np.unique(np.concatenate([relative, relative + 1])) if packed else relative
+        grains = np.unique(rows // _GRAIN)
+        for i in range(len(cta)):
+            yield i, Cells(int(cta[i]), int(lane[i]) // _GRAIN + grains, int(column[i]) + relative)
+
+    def load(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
+        """tcgen05.ld: in flight until wait::ld."""
+        for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
+            who = int(cta[i]), int(warp[i])
+            unset = self.writer[cells.cta][cells.at] == _NEVER
+            if unset.any():
+                self.M.report("uninitialised-tmem", line, "tcgen05.ld of TMEM that nothing has written",
+                              "write the cells first, or let the first product overwrite (enable-input-d false)",
+                              int(first[i]))  # fmt: skip
+            self._check_writer(cells, *who, int(first[i]), line, "tcgen05.ld", stream=False)
+            self.reads[cells.cta, who[1] // 4][cells.at] = FLYING
+            self.read_line[cells.cta][cells.at] = line
+            self.pending.setdefault((*who, "ld"), []).append((cells, line))
+
+    def store(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
+        """tcgen05.st: in flight until wait::st."""
+        for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
+            who = int(cta[i]), int(warp[i])
+            self._check_writer(cells, *who, int(first[i]), line, "tcgen05.st", stream=False)
+            self._check_readers(cells, *who, int(first[i]), line, "tcgen05.st", stream=False)
+            self.writer[cells.cta][cells.at] = self._own(*who)[0]
+            self.clock[cells.cta][cells.at] = FLYING
+            self.line[cells.cta][cells.at] = line
+            self.pending.setdefault((*who, "st"), []).append((cells, line))
+
+    def waited(self, first: np.ndarray, kind: str) -> None:
+        """tcgen05.wait: what was in flight is done at the warp's clock of now."""
+        for thread in first.tolist():
+            cta, warp = self._issuer(thread)
+            for cells, _ in self.pending.pop((cta, warp, kind), []):
+                self._settle(cells, warp, kind, FLYING, UNFENCED if self.strict else self._own(cta, warp)[1])
+                if self.strict:
+                    self.unfenced.setdefault((cta, warp), []).append((cells, kind))
+
+    def _settle(self, cells: Cells, warp: int, kind: str, old: int, new: int) -> None:
+        clocks = self.reads[cells.cta, warp // 4] if kind == "ld" else self.clock[cells.cta]
+        clocks[cells.at] = np.where(clocks[cells.at] == old, new, clocks[cells.at])
+
+    def fence(self, threads: np.ndarray, after: bool) -> None:
+        """tcgen05.fence: after, the warp's instructions may rely on what it knows; before, others may rely on it."""
+        for slot in np.unique(threads >> 5):
+            cta, warp = int(slot % self.M.cta_count), int(slot // self.M.cta_count)
+            if after:
+                self.after[cta, warp] = self.order.known[cta, warp]
+                continue
+            for cells, kind in self.unfenced.pop((cta, warp), []):
+                self._settle(cells, warp, kind, UNFENCED, self._own(cta, warp)[1])
+
+    def allocated(self, cta: int, where: slice) -> None:
+        self.writer[cta, :, where], self.stream[cta, :, where] = _NEVER, _NEVER
+        self.reads[cta, :, :, where] = 0
+
+    def freed(self, cta: int, where: slice, thread: int, line: int) -> None:
+        """All use of the columns must be over."""
+        cells = Cells(cta, np.arange(LANES // _GRAIN), np.arange(where.start, where.stop))
+        who = self._issuer(thread)
+        for thread_of, kinds in list(self.unfenced.items()):  # dealloc itself needs no fence
+            if thread_of[0] == cta:
+                for each, kind in kinds:
+                    self._settle(each, thread_of[1], kind, UNFENCED, self._own(*thread_of)[1] - 1)
+        strict, self.strict = self.strict, False
+        self._check_writer(cells, *who, thread, line, "tcgen05.dealloc", stream=False)
+        self._check_readers(cells, *who, thread, line, "tcgen05.dealloc", stream=False)
+        self.strict = strict
+
+    # -- streams: mma, cp, commit -------------------------------------------------------------------------------------
+    def product(self, work: object) -> None:
+        """tcgen05.mma, checked when it is issued: what it reads and overwrites must be settled by then."""
+        lanes = np.concatenate([np.arange(p.lane, p.lane + p.rows) for p in work.layout]) + work.lane
+        cta, warp = self._issuer(work.thread)
+        for each in work.ctas:
+            target = Cells.of(each, lanes, work.column, work.layout[0].columns)
+            self._stream_write(work, cta, warp, target, reads=work.use and work.keep is None)
+            if isinstance(work.left, SharedOperand):
+                self._shared(work, cta, warp, each, work.left)
+            else:
+                source = Cells.of(each, lanes, work.left & 0xFFFF, 8)
+                self._needs_data(source, work)
+                self._check_writer(source, cta, warp, work.thread, work.line, "tcgen05.mma", stream=True)
+                self.stream[each][source.at] = self._stream(each, warp)
+                self.stream_clock[each][source.at] = self._epoch(cta, warp)
+                self.read_line[each][source.at] = work.line
+            self._shared(work, cta, warp, each, work.right)
+
+    def copy(self, work: object) -> None:
+        """tcgen05.cp."""
+        cta, warp = self._issuer(work.thread)
+        for each in work.ctas:
+            target = Cells.of(each, work.lanes.reshape(-1), work.column, work.columns)
+            self._stream_write(work, cta, warp, target, reads=False)
+            self._shared(work, cta, warp, each, work.matrix)
+
+    def _needs_data(self, cells: Cells, work: object) -> None:
+        if (self.writer[cells.cta][cells.at] == _NEVER).any():
+            self.M.report("uninitialised-tmem", work.line, "tcgen05.mma reads TMEM that nothing has written",
+                          "clear the accumulator, or let the first product overwrite (enable-input-d false)",
+                          work.thread)  # fmt: skip
+
+    def _stream_write(self, work: object, cta: int, warp: int, cells: Cells, *, reads: bool) -> None:
+        if reads:
+            self._needs_data(cells, work)
+        name = self.M.program.instruction_at(work.line).split(".cta_group")[0].split()[-1]
+        self._check_writer(cells, cta, warp, work.thread, work.line, name, stream=True)
+        self._check_readers(cells, cta, warp, work.thread, work.line, name, stream=True)
+        self.writer[cells.cta][cells.at] = self._stream(cells.cta, warp)
+        self.clock[cells.cta][cells.at] = self._epoch(cta, warp)
+        self.line[cells.cta][cells.at] = work.line
+
+    def _shared(self, work: object, cta: int, warp: int, where: int, operand: SharedOperand) -> None:
+        """The operand is read from now until the stream's next commit has completed."""
+        cells = self.order._cells(operand.flat(self.M, where).reshape(-1), 16).reshape(1, -1)
+        one = np.array([warp])
+        self.order.group_read(np.array([cta]), one, one, np.array([self._epoch(cta, warp)]), cells, work.line)
+
+    def commit(self, work: object) -> None:
+        """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster."""
+        cta, warp = self._issuer(work.thread)
+        key = (int(self.M.cluster_start[cta]), warp)
+        epoch = self._epoch(cta, warp)
+        work.epoch = (epoch, [self._stream(c, warp) for c in range(key[0], key[0] + self.M.cluster_size)])
+        self.epochs[key] = epoch + 1
+
+    def committed(self, work: object, ids: np.ndarray) -> None:
+        """The commit lands: whoever waits for these phases knows the stream's clock."""
+        epoch, columns = work.epoch
+        for column in columns:
+            self.order.acc[0][ids, column] = np.maximum(self.order.acc[0][ids, column], epoch)
