@@ -287,9 +287,11 @@ class TensorRaces:
 
     def _shared(self, work: object, cta: int, warp: int, where: int, operand: SharedOperand) -> None:
         """The operand is read from now until the stream's next commit has completed."""
-        cells = self.order._cells(operand.flat(self.M, where).reshape(-1), 16).reshape(1, -1)
-        one = np.array([warp])
-        self.order.group_read(np.array([cta]), one, one, np.array([self._epoch(cta, warp)]), cells, work.line)
+        order, thread = self.order, np.array([work.thread])
+        cells = order._cells(operand.flat(self.M, where).reshape(-1), 16).reshape(1, -1)
+        order._order(thread, order._who(thread), cells, work.line, "read", True, proxy=True)
+        order.reads[cells, order.warp_columns + warp] = (self._epoch(cta, warp) << 6) | 32
+        order.read_line[cells] = work.line
 
     def commit(self, work: object) -> None:
         """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster."""
