@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blocks import definitions_and_uses
+from .blocks import definitions_and_uses, tile_registers
 from .emitter import NUMPY, size_of
 from .errors import Fault
 
@@ -139,8 +139,11 @@ class UnsetRegisters:
         written, out = set(), {}
         for ins in block.lines:
             defined, used = definitions_and_uses(ins)
+            own = tile_registers(ins)
             if not ins.guard:
                 for n in used:
+                    if n in own:
+                        continue
                     if n in candidates and n not in written:
                         out.setdefault(n, ins.line)
             written.update(defined)
@@ -156,6 +159,17 @@ class UnsetRegisters:
         for n in block.defined:
             if n in self.unset:
                 self.unset[n][lanes] = False
+
+    def tiles(self, product: object, threads: np.ndarray, scale_d: np.ndarray, line: int) -> None:
+        """A wgmma writes its accumulator; it reads A, and the accumulator where scale-d is true."""
+        read = threads[scale_d].reshape(-1)
+        for n in (*(product.a or ()), *product.d):
+            at = threads.reshape(-1) if n in (product.a or ()) else read
+            if n in self.unset and at.size and self.unset[n][at].any() and n not in self.found:
+                self.found[n] = (line, self.M.program.kernel.registers[n].name, int(at[np.argmax(self.unset[n][at])]))
+        for n in product.d:
+            if n in self.unset:
+                self.unset[n][threads.reshape(-1)] = False
 
     def reports(self) -> list[tuple[Fault, int]]:
         """One report for each register."""

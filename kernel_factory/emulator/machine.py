@@ -95,7 +95,8 @@ class Machine:
     def _shared(self) -> None:
         """Poisoned shared memory, a red zone after each CTA's part, at a base that the seed moves (aligned 1024)."""
         size = self.program.layout.static_shared + self.config.dynamic_shared
-        self.shared_origin = 1024 * int(self.rng.integers(1, 64))
+        room = ((1 << 18) - size) // 1024  # matrix descriptors hold 18 bits of an address
+        self.shared_origin = 1024 * int(self.rng.integers(1, max(2, min(64, room))))
         self.shared_end = self.shared_origin + size
         self.shared_stride = -(-(size + RED_ZONE) // 1024) * 1024 if size else 1024
         self.shared_bytes = np.full(self.cta_count * self.shared_stride, 0xFF, np.uint8)

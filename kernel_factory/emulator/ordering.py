@@ -40,6 +40,7 @@ class Ordering:
         self.known = np.zeros((M.cta_count, W, self.columns), np.int32)
         self.fenced = np.zeros_like(self.known)
         self.own = M.cta_rank[:, None] * W + np.arange(W)  # each warp's own column
+        self.released = np.zeros((2, M.cta_count, W, self.columns), np.int32)  # what a release fence lies behind
         self.synced = np.zeros((M.cta_count, W), np.int32)  # own clock since which lanes have not met
         everyone = np.indices((M.cta_count, W)).reshape(2, -1)
         self.tick(*everyone)
@@ -59,10 +60,11 @@ class Ordering:
         self.waited = np.zeros((count, self.warp_columns), np.int32)
         self.init_clock, self.init_column = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self.init_fenced, self.init_line = np.zeros(count, bool), np.zeros(count, np.int32)
-        self.slot_number = np.zeros(count, np.int32)
+        self.slot_number, self.init_phase = np.zeros(count, np.int32), np.zeros(count, np.int64)
 
     def _grow(self, count: int) -> None:
-        names = ("waited", "init_clock", "init_column", "init_fenced", "init_line", "slot_number", "acc", "out")
+        names = ("waited", "init_clock", "init_column", "init_fenced", "init_line", "init_phase")
+        names += ("slot_number", "acc", "out")
         old = {name: getattr(self, name) for name in names}
         have = old["waited"].shape[0]
         if count > have:
@@ -134,12 +136,16 @@ class Ordering:
             self.fenced[ctas, warps] = self.known[ctas, warps]
             self.tick(ctas, warps)
 
+    def release_fence(self, threads: np.ndarray) -> None:
+        """fence.acq_rel and its like: a relaxed arrival after it releases what the warp knew here."""
+        ctas, warps = self._warps(threads)
+        self.released[0, ctas, warps], self.released[1, ctas, warps] = self.known[ctas, warps], self.fenced[ctas, warps]
+        self.tick(ctas, warps)
+
     # -- barriers of clusters -------------------------------------------------------------------------------------------
     def cluster_arrive(self, threads: np.ndarray, clusters: np.ndarray, relaxed: bool) -> None:
-        if relaxed:
-            return
         ctas, warps = self._warps(threads)
-        for i, clocks in enumerate((self.known, self.fenced)):
+        for i, clocks in enumerate(self.released if relaxed else (self.known, self.fenced)):
             np.maximum.at(self.cluster_acc[i], ctas // self.M.cluster_size, clocks[ctas, warps])
         self.tick(ctas, warps)
 
@@ -155,10 +161,7 @@ class Ordering:
     # -- mbarriers ------------------------------------------------------------------------------------------------------
     def _pairs(self, threads: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Distinct (warp, mbarrier) pairs as CTAs, warps and barrier numbers."""
-        if threads.size > 1:
-            pairs = np.unique((threads >> 5) * (1 << 32) + ids)
-        else:
-            pairs = (threads >> 5) * (1 << 32) + ids
+        pairs = np.unique((threads >> 5) * (1 << 32) + ids)
         slots, ids = pairs >> 32, pairs & 0xFFFFFFFF
         return slots % self.M.cta_count, slots // self.M.cta_count, ids
 
@@ -184,12 +187,17 @@ class Ordering:
             for cta, warp in zip(ctas, warps, strict=True):
                 mine = (self.init_column[:used] == self.own[cta, warp]) & (starts == self.M.cluster_start[cta])
                 self.init_fenced[:used][mine] = True
+                self.init_phase[:used][mine] = self.M.cluster_barrier.generation[cta // self.M.cluster_size]
 
     def _check_init(self, threads, ids, line, proxy) -> None:
         """The init must be known to who uses the barrier; to the async proxy and to other CTAs behind a fence."""
         cta, warp = self.M.cta[threads], self.M.warp[threads]
         column, clock = self.init_column[ids], self.init_clock[ids]
         unseen = (clock > self.known[cta, warp, column]) & (column != self.own[cta, warp])
+        # The fence and a relaxed cluster barrier after it are a release of the inits.
+        unseen &= ~self.init_fenced[ids] | (
+            self.M.cluster_barrier.generation[cta // self.M.cluster_size] <= self.init_phase[ids]
+        )
         if unseen.any():
             self.note("mbarrier-init-race", line, int(self.init_line[ids[unseen][0]]), int(threads[np.argmax(unseen)]))
         if proxy:

@@ -178,30 +178,35 @@ class SharedRaces(Ordering):
         column = self.bulk_agent + self.M.cta_rank[cta] * self.bulk + warp
         np.maximum.at(self.known, (cta, warp, column), self.M.async_copies.groups[threads] - left)
 
-    def group_read(self, ctas, warps, reader, clock, cells, line) -> None:
-        """A warpgroup's tensor operation reads ``cells`` (operations, cells), until its group is waited for.
-
-        ``warps`` are the first warps of the groups, whose clocks must be those of the whole group.
-        """
-        threads = (warps * self.M.cta_count + ctas) * 32
-        self._order(threads, self._who(threads), cells, line, "read", True, proxy=True)
-        self.reads[cells, (self.warp_columns + reader)[:, None]] = ((clock << 6) | _MANY)[:, None]
+    def group_read(self, ctas, groups, clock, flat, line) -> None:
+        """Warpgroups read 16-byte chunks (operations, chunks) in a tensor operation, until its group is waited for."""
+        threads = (4 * groups * self.M.cta_count + ctas) * 32
+        cells = flat // self.G if self.G == 16 else self._cells(flat.reshape(-1), 16).reshape(flat.shape[0], -1)
+        four = 4 * groups[:, None] + np.arange(4)
+        clocks = [c[ctas[:, None], four].max(axis=1) for c in (self.known, self.fenced)]
+        self._order(threads, self._who(threads), cells, line, "read", True, proxy=True, clocks=clocks)
+        self.reads[cells, (self.warp_columns + groups)[:, None]] = ((clock << 6) | _MANY)[:, None]
         self.read_line[cells] = line
 
     # -- comparisons ----------------------------------------------------------------------------------------------
-    def _order(self, threads, who, cells, line, what, whole_warp, proxy=False):
+    def _order(self, threads, who, cells, line, what, whole_warp, proxy=False, clocks=None):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
         cta, warp, column, local = who
         last = self.last[cells]
         owner = (last & self.thread_mask) >> 5
         clock = last >> self.bits
-        row = ((cta * self.W + warp) * self.columns)[:, None] + owner
-        unordered = clock > self.known.reshape(-1)[row]
+        if clocks is None:
+            row = ((cta * self.W + warp) * self.columns)[:, None] + owner
+            known, fenced = self.known.reshape(-1), self.fenced.reshape(-1)
+        else:  # those of a whole warpgroup
+            row = (np.arange(cta.size) * self.columns)[:, None] + owner
+            known, fenced = (c.reshape(-1) for c in clocks)
+        unordered = clock > known[row]
         if what == "write":
             unordered &= owner < self.never  # a first write is no conflict
         if unordered.any():
             self._report_order(threads, cells, owner, unordered, line, what)
-        if what == "write" and not proxy:
+        if what == "write":
             return
         lanes = (owner == column[:, None]) & (clock >= self.synced[cta, warp][:, None])
         if not whole_warp:
@@ -209,7 +214,7 @@ class SharedRaces(Ordering):
         if lanes.any():
             self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
         if proxy:
-            bare = (owner < self.warp_columns) & (clock > self.fenced.reshape(-1)[row]) & ~unordered
+            bare = (owner < self.warp_columns) & (clock > fenced[row]) & ~unordered
             if bare.any():
                 self._report("missing-proxy-fence", threads, cells, bare, line, self.line)
 

@@ -27,6 +27,8 @@ from . import (
     tcgen05_sync,
     tma,
     warp,
+    wgmma,
+    wmma,
 )
 
 __all__ = [
@@ -56,4 +58,6 @@ __all__ = [
     "tcgen05_sync",
     "tma",
     "warp",
+    "wgmma",
+    "wmma",
 ]

@@ -141,7 +141,7 @@ def resolve_wait(M, group, block, sel, n, value) -> None:
     x = _numbers(phase, n, chosen)
     done = M.mbarriers.ready(ids, x) if "parity" in ins.modifiers else M.mbarriers.phase[ids] != x >> 32
     register = ins.operands[0].number
-    if M.race and done.any() and "relaxed" not in ins.modifiers:
+    if M.race and done.any():
         M.race.mbarrier_wait(threads[done], ids[done])
     if done.all():
         if chosen is None:

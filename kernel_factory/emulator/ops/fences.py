@@ -57,10 +57,20 @@ def other_proxies(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 @emits("fence", "membar", writes=False)
 def fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """fence{.sc,.acq_rel,.acquire,.release}.scope and membar."""
-    mods.take("sc", "acq_rel", "acquire", "release")
+    order = mods.take("sc", "acq_rel", "acquire", "release")
     mods.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
     mods.take("cta", "cluster", "gpu", "sys", "gl")
     e.operands(0)
+    if order != "acquire":
+        e.line(f"release_fenced(M, sel, {e.guard()})")
+
+
+@runtime
+def release_fenced(M, sel, mask):
+    if M.race:
+        threads = threads_of(M, sel, settle(mask))
+        if threads.size:
+            M.race.release_fence(threads)
 
 
 @emits("setmaxnreg.inc", "setmaxnreg.dec", writes=False)
