@@ -105,8 +105,7 @@ def fma_rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> n
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     positive = ~(np.signbit(a) ^ np.signbit(b)) & ~np.signbit(c) & (c == 0)
     if a.dtype == _F32:
-        product = a.astype(_F64) * b.astype(_F64)
-        high, low = two_sum(product, np.broadcast_to(c, product.shape).astype(_F64))
+        high, low = two_sum(a.astype(_F64) * b.astype(_F64), c.astype(_F64))
         low = np.where(np.isfinite(high), low, 0)
         out = narrow(high, low, rounding, finite)
         return _nothing_left(out, high, positive, rounding)
@@ -120,8 +119,7 @@ def fma_rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> n
 @runtime
 def fma_half(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c of f32 values that hold halves, as an f32 that a later rounding to a half rounds only once."""
-    product = a.astype(_F64) * b
-    high, low = two_sum(product, np.broadcast_to(c, product.shape).astype(_F64))
+    high, low = two_sum(a.astype(_F64) * b, c.astype(_F64))
     return to_f32_odd(round_to_odd(high, np.where(np.isfinite(high), low, 0)))
 
 

@@ -34,6 +34,8 @@ class GlobalRaces:
                 sizes.append(count * size_of(NUMPY[ins.modifiers[-1]]))
             elif ins.opcode == "cp" and ins.modifiers[:2] in (("async", "ca"), ("async", "cg")):
                 sizes.append(ins.operands[2].value)
+            elif ins.opcode == "wmma":
+                sizes.append(1)
         self.G = min(sizes)
         self.machine = None
         self.shadows: dict[str, tuple] = {}
@@ -124,6 +126,7 @@ class UnsetRegisters:
     """Registers read before any write, for the few that liveness cannot rule out.
 
     Guarded instructions count neither as reads nor as incomplete writes: what they touch depends on the guard.
+    Copies are no reads: NVVM packs undefined registers into wider ones as padding.
     """
 
     def __init__(self, machine: object) -> None:
@@ -140,7 +143,7 @@ class UnsetRegisters:
         for ins in block.lines:
             defined, used = definitions_and_uses(ins)
             own = tile_registers(ins)
-            if not ins.guard:
+            if not ins.guard and ins.opcode != "mov":  # a copy of an undefined value is no use of it
                 for n in used:
                     if n in own:
                         continue

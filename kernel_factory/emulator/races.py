@@ -47,6 +47,8 @@ def cell_bytes(program: object) -> int:
             smallest = min(smallest, count * size_of(NUMPY[ins.modifiers[-1]]))
         elif ins.opcode == "cp" and ins.modifiers[:2] in (("async", "ca"), ("async", "cg")):
             smallest = min(smallest, ins.operands[2].value)
+        elif ins.opcode == "wmma":
+            smallest = 1
         elif ins.opcode in ("atom", "red") and "global" not in ins.modifiers:
             smallest = min([smallest, *(size_of(NUMPY[m]) for m in ins.modifiers if m in NUMPY)])
     return smallest
@@ -178,15 +180,30 @@ class SharedRaces(Ordering):
         column = self.bulk_agent + self.M.cta_rank[cta] * self.bulk + warp
         np.maximum.at(self.known, (cta, warp, column), self.M.async_copies.groups[threads] - left)
 
-    def group_read(self, ctas, groups, clock, flat, line) -> None:
-        """Warpgroups read 16-byte chunks (operations, chunks) in a tensor operation, until its group is waited for."""
-        threads = (4 * groups * self.M.cta_count + ctas) * 32
-        cells = flat // self.G if self.G == 16 else self._cells(flat.reshape(-1), 16).reshape(flat.shape[0], -1)
+    def group_read(self, ctas, groups, clock, flat, line, by_warp) -> None:
+        """Warpgroups read 16-byte chunks (operations, chunks) in a tensor operation, until its group is waited for.
+
+        ``by_warp``: each warp reads a quarter of the chunks (wgmma's A); else all four read all of them.
+        """
         four = 4 * groups[:, None] + np.arange(4)
-        clocks = [c[ctas[:, None], four].max(axis=1) for c in (self.known, self.fenced)]
+        if by_warp:
+            slots = (four * self.M.cta_count + ctas[:, None]).reshape(-1)
+            threads, clocks = slots * 32, None
+            cells = self._chunk_cells(flat.reshape(slots.shape[0], -1))
+        else:
+            threads = (four[:, 0] * self.M.cta_count + ctas) * 32
+            clocks = [c[ctas[:, None], four].min(axis=1) for c in (self.known, self.fenced)]
+            cells = self._chunk_cells(flat)
         self._order(threads, self._who(threads), cells, line, "read", True, proxy=True, clocks=clocks)
-        self.reads[cells, (self.warp_columns + groups)[:, None]] = ((clock << 6) | _MANY)[:, None]
+        repeat = threads.shape[0] // groups.shape[0]
+        reader, mark = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | _MANY, repeat)
+        self.reads[cells, reader[:, None]] = mark[:, None]
         self.read_line[cells] = line
+
+    def _chunk_cells(self, flat: np.ndarray) -> np.ndarray:
+        if self.G == 16:
+            return flat >> 4
+        return self._cells(flat.reshape(-1), 16).reshape(flat.shape[0], -1)
 
     # -- comparisons ----------------------------------------------------------------------------------------------
     def _order(self, threads, who, cells, line, what, whole_warp, proxy=False, clocks=None):

@@ -50,7 +50,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """``verdict`` is right, wrong, finding, unsupported or failed (the compiler refused); ``detail`` says more."""
+    """``verdict`` is right, wrong, finding, unsupported, crash (of the
+    emulator) or failed (the compiler refused); ``detail`` says more."""
 
     verdict: str
     detail: str = ""
@@ -71,7 +72,10 @@ def attempt(case: Case) -> Outcome:
     except PtxError as error:
         return Outcome(verdict="unsupported", detail=str(error)[:400])
     for mode in launch.modes:
-        outcome = _in_mode(kernel, launch, mode)
+        try:
+            outcome = _in_mode(kernel, launch, mode)
+        except Exception as error:  # an emulator bug: reported by name, like every other outcome
+            outcome = Outcome(verdict="crash", detail=f"{mode}: {type(error).__name__}: {error}")
         if not outcome.ok:
             return outcome
     return Outcome(verdict="right")

@@ -15,7 +15,7 @@ from ..numerics import bf16_bits, bf16_value, ftz
 from ..ptx.records import Instruction, Vector
 from ..race_atomics import shared_atomic
 from ..registry import emits, runtime
-from .memory_access import _generic, global_parts, shared_base, shared_flat
+from .memory_access import _generic, generic_masks, global_parts, shared_base, shared_flat
 
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint", "L1::", "L2::")
 _OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -82,6 +82,11 @@ def _address(e: Emitter, operand: object, space: str) -> tuple[str, int]:
 
 @runtime
 def atomic_generic(M, sel, address, offset, op, kind, dtype, values, compare, want, mask, line, n):
+    masks = generic_masks(address, mask, n)
+    if masks is not None:
+        args = (offset, op, kind, dtype, values, compare, want)
+        parts = [atomic_generic(M, sel, address, *args, one, line, n) for one in masks]
+        return [np.select(masks, [p[i] for p in parts]) if want else None for i in range(len(values))]
     space, base = _generic(M, sel, address, mask, line)
     if space == "cluster":  # of this CTA; another CTA's memory is out of bounds here
         space, base = "shared", shared_base(M, sel, base)

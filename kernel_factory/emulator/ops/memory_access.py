@@ -373,20 +373,12 @@ def store_local(M, sel, address, offset, dtype, values, mask, line, n):
 
 
 def _generic(M, sel, address, mask, line):
-    """Space and base of generic addresses; all threads of one instruction must use one space."""
+    """Space and base of generic addresses, all in one space."""
     if mask is not None and address.shape[0] > 1 and not mask.all():
         if not mask.any():
             return "global", global_base(address)
         address = np.where(mask, address, address[np.argmax(mask)])
     top = address >> np.uint64(60)
-    if (top != top[0]).any():
-        raise Fault(
-            "unsupported",
-            line,
-            "threads of one instruction use generic addresses of different spaces",
-            "use accesses that name their state space",
-            int(threads_of(M, sel, None)[0]),
-        )
     space = {1: "shared", 2: "local", 4: "param"}.get(int(top[0]), "global")
     plain = address - np.uint64(WINDOWS[space]) if space in WINDOWS else address
     if space == "shared":
@@ -394,8 +386,22 @@ def _generic(M, sel, address, mask, line):
     return space, global_base(plain) if space == "global" else plain
 
 
+def generic_masks(address, mask, n):
+    """Masks of the lanes whose addresses lie in one space; None when all (that are on) share one."""
+    top = address >> np.uint64(60)
+    if (top == top[0]).all():
+        return None
+    top, on = spread(top, n), np.ones(n, bool) if mask is None else spread(mask, n)
+    spaces = np.unique(top[on])
+    return [on & (top == space) for space in spaces] if spaces.shape[0] > 1 else None
+
+
 @runtime
 def load_generic(M, sel, address, offset, dtype, count, mask, line, n):
+    masks = generic_masks(address, mask, n)
+    if masks is not None:
+        parts = [load_generic(M, sel, address, offset, dtype, count, one, line, n) for one in masks]
+        return [np.select(masks, [spread(p[i], n) for p in parts]) for i in range(count)]
     space, base = _generic(M, sel, address, mask, line)
     if space == "param":
         at = int(base[0]) + offset
@@ -409,6 +415,11 @@ def load_generic(M, sel, address, offset, dtype, count, mask, line, n):
 
 @runtime
 def store_generic(M, sel, address, offset, dtype, values, mask, line, n):
+    masks = generic_masks(address, mask, n)
+    if masks is not None:
+        for one in masks:
+            store_generic(M, sel, address, offset, dtype, values, one, line, n)
+        return None
     space, base = _generic(M, sel, address, mask, line)
     if space == "param":
         raise Fault("write-to-read-only", line, "store to a kernel parameter", "copy the parameter first", 0)
