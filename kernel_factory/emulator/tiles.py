@@ -154,6 +154,8 @@ class Tiles:
     def fence(self, warps: np.ndarray) -> None:
         self.fenced[warps] = True
         self.touched[warps] = 0
+        if self.M.race:
+            self.M.race.warp_barrier(warps * 32)
 
     def _check_fence(self, groups: np.ndarray, line: int) -> None:
         M = self.M
@@ -379,12 +381,12 @@ class Tiles:
     def _race(self, job: Job) -> None:
         M, p = self.M, job.product
         cta = job.groups % M.cta_count
-        for descriptors, rows, mn_major in ((job.a, 64, p.a_mn), (job.b, p.n, p.b_mn)):
+        for descriptors, rows, mn_major, left in ((job.a, 64, p.a_mn, True), (job.b, p.n, p.b_mn, False)):
             if descriptors.ndim == 1:
                 at = self._positions(descriptors, rows, mn_major, p.line, job.groups)
                 at = np.broadcast_to(at, (cta.size, *at.shape[1:])).reshape(cta.size, -1)
                 M.race.group_read(cta, job.groups // M.cta_count, job.number + 1,
-                                  at * 16 + (cta * M.shared_stride)[:, None], p.line)  # fmt: skip
+                                  at * 16 + (cta * M.shared_stride)[:, None], p.line, left)  # fmt: skip
 
 
 def _chains(last: Job, job: Job) -> bool:
