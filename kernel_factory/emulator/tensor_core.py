@@ -2,6 +2,12 @@
 
 What one CTA issues forms a queue. In warp-serial mode an entry lands only when no thread can go on, which is as late
 as is legal; in the other modes it lands at once. ``tcgen05.st`` lands at the ``wait::st`` of its warp in every mode.
+
+Two rules of the manual are broken by every kernel that CUTLASS 4.7 and its examples emit, and hold on the hardware
+all the same: registers of tcgen05.ld are used before tcgen05.wait::ld (the assembler tracks them), and threads hand
+TMEM over through barriers with no tcgen05.fence. So a kernel without a single tcgen05.fence is held to what CUTLASS
+relies on. A kernel that has one, or whose launch says ``by_the_manual``, is *strict*: the registers are poison until
+the wait, and a missing fence is a finding.
 """
 
 from __future__ import annotations
@@ -45,6 +51,9 @@ class TensorCore:
         self.M = machine
         self._memory: TensorMemory | None = None
         self._races: TensorRaces | None = None
+        self.strict = machine.config.by_the_manual or any(
+            i.opcode == "tcgen05" and i.modifiers[0].startswith("fence") for i in machine.program.kernel.instructions
+        )
         self.queues: dict[int, deque[Work]] = {}
         self.stores: list[Store] = []
 

@@ -8,9 +8,9 @@ A shadow cell is one column of 16 lanes. It holds its last writer (a warp, or a 
 clock of the last read by each warp that reaches the lanes, and that of the last read by a stream (A in TMEM). A load
 or store is in flight, at a clock that nobody ever sees, until its warp's tcgen05.wait.
 
-tcgen05.fence: in a kernel that has any, what one thread did is ordered for another's tcgen05 instructions only behind
-before_thread_sync here and after_thread_sync there. Kernels without a single one (as CUTLASS writes them) are held to
-the order of barriers and mbarriers alone.
+In strict kernels (tensor_core) what one thread did is ordered for another's tcgen05 instructions only behind
+fence::before_thread_sync here and fence::after_thread_sync there. In the others a load whose registers are used before
+wait::ld is taken for complete when it is issued.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from .tensor_operands import SharedOperand
+from .tensor_waits import early_reads
 from .tmem import COLUMNS, LANES
 
 FLYING = np.int32(0x7FFFFFFF)
@@ -59,9 +60,7 @@ class TensorRaces:
         self.groups = -(-self.W // 4)
         self.reads = np.zeros((count, self.groups, *shape[1:]), np.int32)
         self.read_line = np.zeros(shape, np.int32)
-        self.strict = any(
-            i.opcode == "tcgen05" and i.modifiers[0].startswith("fence") for i in machine.program.kernel.instructions
-        )
+        self.strict = machine.tensor.strict
         self.after = self.order.known.copy()  # what a tcgen05 instruction of a warp may rely on, with fences
         self.unfenced: dict[tuple[int, int], list[tuple]] = {}
         self.pending: dict[tuple[int, int, str], list[tuple[Cells, int]]] = {}
@@ -179,6 +178,7 @@ class TensorRaces:
 
     def load(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
         """tcgen05.ld: in flight until wait::ld."""
+        waits = self.strict or line not in early_reads(self.M.program.kernel).registers
         for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
             who = int(cta[i]), int(warp[i])
             unset = self.writer[cells.cta][cells.at] == _NEVER
@@ -187,9 +187,10 @@ class TensorRaces:
                               "write the cells first, or let the first product overwrite (enable-input-d false)",
                               int(first[i]))  # fmt: skip
             self._check_writer(cells, *who, int(first[i]), line, "tcgen05.ld", stream=False)
-            self.reads[cells.cta, who[1] // 4][cells.at] = FLYING
+            self.reads[cells.cta, who[1] // 4][cells.at] = FLYING if waits else self._own(*who)[1]
             self.read_line[cells.cta][cells.at] = line
-            self.pending.setdefault((*who, "ld"), []).append((cells, line))
+            if waits:
+                self.pending.setdefault((*who, "ld"), []).append((cells, line))
 
     def store(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
         """tcgen05.st: in flight until wait::st."""

@@ -1,8 +1,8 @@
 """Registers of tcgen05.ld that are read before tcgen05.wait::ld (PTX ISA 9.7.16.8): found in the text, once a kernel.
 
 A load fills its registers at some moment before the wait. The analysis follows every path: a load makes its
-registers pending, the wait (or another write) settles them, a read while pending is an *early read*. The loads that
-an early read can see give poison, and in race mode the read is a finding when it executes.
+registers pending, the wait (or another write) settles them, a read while pending is an *early read*. In strict kernels
+(tensor_core) the loads that an early read can see give poison, and in race mode the read is a finding.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def bits(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(np.float16) if dtype == "f16" else (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def multiplied(kernel: Built, g: dict, mode: str, seed: int, ptx: str | None = None):
+def multiplied(kernel: Built, g: dict, mode: str, seed: int, ptx: str | None = None, by_the_manual: bool = False):
     """Run a GEMM on small integers; the result, the product it should be, and the run."""
     rng = np.random.default_rng(seed)
     a, b = rng.integers(-4, 5, (g["m"], g["k"])), rng.integers(-4, 5, (g["n"], g["k"]))
@@ -50,6 +50,7 @@ def multiplied(kernel: Built, g: dict, mode: str, seed: int, ptx: str | None = N
         cluster=launch.cluster,
         dynamic_shared=launch.shared_bytes,
         params=launch.images_at(addresses),
+        by_the_manual=by_the_manual,
     )
     result = run(load(ptx or kernel.ptx).kernels[kernel.symbol], config, memory, mode=mode, seed=seed)
     return memory.read("d", np.float32, (g["m"], g["n"])), a @ b.T, result
@@ -73,3 +74,15 @@ def test_the_counters_tell_the_tensor_work(built):
             steps = g["m"] // g["tile_m"] * (g["n"] // g["tile_n"]) * g["k"] // 16
             assert counters.mma == {f"tcgen05.m{g['tile_m']}n{g['tile_n']}k16.{g['dtype']}": steps}
             assert counters.tmem_bytes["ld"] == g["m"] * g["n"] * 4
+
+
+def test_the_manual_is_stricter_than_what_cutlass_relies_on(built):
+    """Without wait::ld the assembler still tracks the registers; by the manual they are poison, and fences miss."""
+    name, g = "one CTA", GEMMS["one CTA"]
+    bare = built[name].ptx.replace("tcgen05.wait::ld.sync.aligned;", "")
+    for mode in MODES:
+        got, want, result = multiplied(built[name], g, mode, 0, bare)
+        assert result.ok and np.array_equal(got, want), [str(f) for f in result.findings]
+        got, _, result = multiplied(built[name], g, mode, 0, bare, by_the_manual=True)
+        assert np.isnan(got).all()
+    assert {"tcgen05-ld-not-waited", "tcgen05-missing-fence"} <= {f.kind for f in result.findings}

@@ -9,7 +9,7 @@ With l the lane of the warp and r the register, each shape takes the cell of (PT
     16x32bx2  lane l%16                   column r, and from lane 16 on r + the half's offset
 
 With .pack::16b and .unpack::16b a register stands for the low halves of two neighbouring columns. A load's registers
-hold poison wherever the kernel can read them before tcgen05.wait::ld (tensor_waits); a store lands at wait::st.
+hold poison where a strict kernel can read them before tcgen05.wait::ld (tensor_waits); a store lands at wait::st.
 """
 
 from __future__ import annotations
@@ -96,25 +96,31 @@ def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     poisoned = early.registers.get(ins.line, frozenset())
     name = e.temp()
     e.line(f"{name} = tmem_load(M, sel, {where}, {shape!r}, {count}, {packed}, {split}, {ins.line}, n)")
+    if poisoned:
+        e.line(f"tmem_early(M, sel, {ins.line}, {sorted(early.reads.items())!r})")
     for i, item in enumerate(items):
-        if item is not None and item.number in poisoned:
-            e.line(f"tmem_early(M, sel, {ins.line}, {sorted(early.reads.items())!r})")
-            e.set(item, e.constant(np.uint32(0xFFFFFFFF)), "u32")
-        elif item is not None:
-            e.set(item, f"{name}[{i}]", "u32")
+        if item is not None:
+            e.set(item, f"tmem_register(M, {name}[{i}])" if item.number in poisoned else f"{name}[{i}]", "u32")
 
 
 @runtime
 def tmem_early(M, sel, line, reads):
-    if M.race:
+    if M.race and M.tensor.strict:
         for reading, loading in reads:
             if loading == line:
                 M.report(
-                    "tcgen05-ld-not-waited", reading,
+                    "tcgen05-ld-not-waited",
+                    reading,
                     f"a register of the tcgen05.ld at line {line} is read before tcgen05.wait::ld",
                     "put tcgen05.wait::ld.sync.aligned between the load and the first use of its registers",
-                    int(threads_of(M, sel, None)[0]), line,
-                )  # fmt: skip
+                    int(threads_of(M, sel, None)[0]),
+                    line,
+                )
+
+
+@runtime
+def tmem_register(M, loaded):
+    return np.full_like(loaded, 0xFFFFFFFF) if M.tensor.strict else loaded
 
 
 def _places(M, sel, address, shape, count, packed, split, line, n):
