@@ -7,7 +7,7 @@ import numpy as np
 from . import numerics
 from .blocks import Block, build, definitions_and_uses, operation
 from .emitter import DTYPES, Emitter, Modifiers, storage
-from .errors import PtxError
+from .errors import PtxError, operands_of
 from .ptx.records import Instruction, KernelText
 from .registry import RUNTIME, find
 
@@ -72,12 +72,14 @@ class Program:
         for ins in [*block.instructions, None]:
             op = operation(ins) if ins else None
             if run and (op is None or not op.group or operation(run[0]).emit is not op.emit):
-                operation(run[0]).emit(e, run)
+                with operands_of(run[0]):
+                    operation(run[0]).emit(e, run)
                 run = []
             if op is not None and op.group:
                 run.append(ins)
             elif ins is not None:
-                e.instruction(ins)
+                with operands_of(ins):
+                    e.instruction(ins)
         value = self._terminator(e, block)
         for number in sorted(set(e.deferred) & block.live_out):
             e.materialise(number)
@@ -92,7 +94,8 @@ class Program:
         e.ins, e.pending = ins, []
         name, op = find(ins.opcode, ins.modifiers)
         mods = Modifiers(ins, ins.modifiers[name.count(".") :])
-        value = op.emit(e, ins, mods)
+        with operands_of(ins):
+            value = op.emit(e, ins, mods)
         mods.done()
         return value
 
