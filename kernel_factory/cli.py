@@ -127,10 +127,16 @@ def build(options: Options) -> None:
 @main.command()
 @click.option("--seed", type=click.IntRange(0), default=0, help="Re-roll inputs and schedules; 0 is the recorded run.")
 @click.option("--mutate", is_flag=True, help="Break the kernels on purpose instead, and see whether it is noticed.")
+@click.option(
+    "--second-opinion", is_flag=True, help="Ask sentryward, a static verifier, about the first blocks instead."
+)
 @_stage
-def validate(options: Options, seed: int, mutate: bool) -> None:
+def validate(options: Options, seed: int, mutate: bool, second_opinion: bool) -> None:
     """Prove every cell on the emulator."""
     selection = options.selection
+    if second_opinion:
+        _second_opinion(options, selection)
+        return
     if mutate:
         _mutate(options, selection)
         return
@@ -150,6 +156,19 @@ def validate(options: Options, seed: int, mutate: bool) -> None:
     options.say(data, "{cells} cells share {runs} emulated runs; {ran} ran now; {findings} findings")
     if findings and not options.as_json:
         click.echo("\n".join(findings[:5]))
+
+
+def _second_opinion(options: Options, selection: Selection) -> None:
+    """Ask about every distinct kernel; exit 1 where a fault is found, not where it gives up."""
+    opinions = []
+    for name, opinion in pipeline.second_opinions(selection):
+        opinions.append({"kernel": name, **vars(opinion)})
+        if not options.as_json:
+            click.echo(f"{opinion.result:15} {name}  {'; '.join(opinion.said)[:100]}")
+        if opinion.objects:
+            raise SystemExit(1)
+    if options.as_json:
+        click.echo(json.dumps(opinions))
 
 
 def _mutate(options: Options, selection: Selection) -> None:

@@ -13,7 +13,18 @@ from kf_runtime.cell import Cell
 from kf_runtime.plan import Buffer, Launch, Plan
 
 from kernel_factory import admit as admission
-from kernel_factory import allowlist, capture, compile, inspect, mutate, package, policy, sample, validate
+from kernel_factory import (
+    allowlist,
+    capture,
+    compile,
+    inspect,
+    mutate,
+    package,
+    policy,
+    sample,
+    second_opinion,
+    validate,
+)
 from kernel_factory import evidence as evidences
 from kernel_factory.admit import Admitted, Verdict
 from kernel_factory.allowlist import Proved, Row
@@ -177,19 +188,32 @@ def judge(workspace: Workspace, pairs: list[tuple[BuiltCell, Evidence]]) -> list
     return [(evidence, admission.admit(evidence, policies[built.cell.op])) for built, evidence in pairs]
 
 
-MUTATED_BLOCKS = 4  # corners and edges of the grid come first
-
-
-def trials(selection: Selection) -> Iterator[tuple[str, mutate.Trial]]:
-    """Every distinct kernel of the selected cells, ready to be mutated, with its name. SMs that share PTX share one."""
+def _distinct(selection: Selection) -> Iterator[tuple[BuiltCell, tuple[str, ...], list[int]]]:
+    """Built cells with their PTX and the launches whose code no cell before had. SMs that share PTX share one."""
     store = selection.workspace.store
     seen: set[str] = set()
     for built in built_cells(selection):
         texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
         fresh = [i for i, text in enumerate(texts) if validate.ptx_identity(text) not in seen]
         seen |= {validate.ptx_identity(text) for text in texts}
-        if not fresh:
-            continue
+        if fresh:
+            yield built, texts, fresh
+
+
+def second_opinions(selection: Selection) -> Iterator[tuple[str, second_opinion.Opinion]]:
+    """What the static verifier says of every distinct kernel of the selected cells."""
+    for built, texts, fresh in _distinct(selection):
+        for i in fresh:
+            opinion = second_opinion.ask(built.plan.launches[i], texts[i])
+            yield f"{built.artifacts[i].spec.key} at {built.cell}", opinion
+
+
+MUTATED_BLOCKS = 4  # corners and edges of the grid come first
+
+
+def trials(selection: Selection) -> Iterator[tuple[str, mutate.Trial]]:
+    """Every distinct kernel of the selected cells, ready to be mutated, with its name."""
+    for built, texts, fresh in _distinct(selection):
         bench = Bench.of(built, texts, validate.seed_of(built))
         inputs = bench.reference.inputs(built.cell, "random", bench.seed)
         staged = bench.expectation.Staged(built.cell, inputs, torch.float32)
