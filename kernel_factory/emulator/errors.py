@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -11,6 +13,17 @@ class PtxError(ValueError):
     def __init__(self, line: int, text: str, message: str) -> None:
         super().__init__(f"PTX line {line}: {message}\n    {text}")
         self.line, self.text, self.message = line, text, message
+
+
+@contextmanager
+def operands_of(ins: object) -> Iterator[None]:
+    """An emitter that stumbles over operands of the wrong number or kind is a PtxError of that instruction."""
+    try:
+        yield
+    except PtxError:
+        raise
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise PtxError(ins.line, ins.text, f"the operands do not fit the opcode ({error})") from error
 
 
 class LaunchError(ValueError):

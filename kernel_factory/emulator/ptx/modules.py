@@ -77,12 +77,14 @@ class ModuleParser:
 
     def _closing(self, start: int) -> int:
         """Position after the brace that closes the one at ``start``."""
+        if start < 0:
+            raise self._fail(self.pos, "expected an opening brace")
         depth = 0
-        for brace in re.compile(r"[{}]").finditer(self.text, max(start, 0)):
+        for brace in re.compile(r"[{}]").finditer(self.text, start):
             depth += 1 if brace[0] == "{" else -1
             if depth == 0:
                 return brace.end()
-        raise self._fail(max(start, 0), "no closing brace; the text is cut off")
+        raise self._fail(start, "no closing brace; the text is cut off")
 
     def _code(self, start: int) -> None:
         entry = _ENTRY.match(self.text, start)

@@ -33,8 +33,11 @@ def variable(text: str, line: int, external: bool = False, space: str = "shared"
     total = max(elements * size, len(data))
     if total > LARGEST:
         raise PtxError(line, text[:80], f"a variable of {total} bytes is larger than {LARGEST} bytes")
+    align = int(align or size or 1)
+    if align < 1 or align & (align - 1) or align > 1 << 16:
+        raise PtxError(line, text[:80], f"alignment {align} is no power of two up to 65536")
     return Variable(
-        name=name, size=total, align=int(align or size or 1), external=external, space=space, data=data, links=links
+        name=name, size=total, align=align, external=external, space=space, data=data, links=links
     )
 
 
