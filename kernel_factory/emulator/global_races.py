@@ -135,6 +135,7 @@ class UnsetRegisters:
         self.unset = {n: np.ones(machine.T, bool) for n in program.maybe_unset}
         self.reads = {b.number: self._reads(b, program.maybe_unset) for b in program.blocks}
         self.found: dict[int, tuple[int, str, int]] = {}
+        self.tiles_known: dict[tuple, np.ndarray] = {}
 
     @staticmethod
     def _reads(block: object, candidates: set[int]) -> dict[int, int]:
@@ -165,9 +166,14 @@ class UnsetRegisters:
 
     def tiles(self, product: object, threads: np.ndarray, scale_d: np.ndarray, line: int) -> None:
         """A wgmma writes its accumulator; it reads A, and the accumulator where scale-d is true."""
-        read = threads[scale_d].reshape(-1)
+        known = self.tiles_known.setdefault((product.d, product.a), np.zeros(self.M.T, bool))
+        fresh = ~known[threads[:, 0]]
+        if not fresh.any():
+            return
+        known[threads[:, 0]] = True
+        read = threads[fresh & scale_d].reshape(-1)
         for n in (*(product.a or ()), *product.d):
-            at = threads.reshape(-1) if n in (product.a or ()) else read
+            at = threads[fresh].reshape(-1) if n in (product.a or ()) else read
             if n in self.unset and at.size and self.unset[n][at].any() and n not in self.found:
                 self.found[n] = (line, self.M.program.kernel.registers[n].name, int(at[np.argmax(self.unset[n][at])]))
         for n in product.d:
