@@ -127,9 +127,7 @@ def build(options: Options) -> None:
 @main.command()
 @click.option("--seed", type=click.IntRange(0), default=0, help="Re-roll inputs and schedules; 0 is the recorded run.")
 @click.option("--mutate", is_flag=True, help="Break the kernels on purpose instead, and see whether it is noticed.")
-@click.option(
-    "--second-opinion", is_flag=True, help="Ask sentryward, a static verifier, about the first blocks instead."
-)
+@click.option("--second-opinion", is_flag=True, help="Ask sentryward, a static verifier, instead.")
 @_stage
 def validate(options: Options, seed: int, mutate: bool, second_opinion: bool) -> None:
     """Prove every cell on the emulator."""
