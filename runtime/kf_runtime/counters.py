@@ -23,7 +23,18 @@ class Counters:
 
     _generic: Counter[str] = field(default_factory=Counter)
     _failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _graphs: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def graph(self, code: str) -> None:
+        """Count one call traced by torch.compile: "kf", or why its graph holds the generic path."""
+        with self._lock:
+            self._graphs[code] += 1
+
+    def graphs(self) -> dict[str, int]:
+        """Calls traced by torch.compile, by what their graphs hold."""
+        with self._lock:
+            return dict(self._graphs)
 
     def generic(self, code: str) -> None:
         """Count one call that ran the generic path."""

@@ -19,7 +19,8 @@ class Status:
     """What this process did. ``product`` and ``sm`` are None where no driver answers or KF is off.
 
     ``cells_admitted`` counts the cells that run here in this mode, ``cells_shipped`` those of the
-    manifest for this SM; ``hits`` are calls that ran a kernel, ``launches`` the kernels they launched.
+    manifest for this SM; ``hits`` are calls that ran a kernel, ``launches`` the kernels they launched;
+    ``graphs`` are the calls that torch.compile traced: "kf", or why their graph holds the generic path.
     """
 
     mode: str
@@ -31,6 +32,7 @@ class Status:
     launches: int
     generic: dict[str, int]
     failures: tuple[Failure, ...]
+    graphs: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -64,6 +66,7 @@ def status() -> Status:
         launches=sum(executor.calls * len(executor.plan.launches) for executor in executors),
         generic=current.counters.generic_calls(),
         failures=current.counters.failures(),
+        graphs=current.counters.graphs(),
     )
 
 

@@ -96,7 +96,10 @@ def triangle_multiplicative_update(
     )  # fmt: skip
     check(call)
     if compiling:
-        return generic(call)
+        from kf_runtime.ops import trimul_compiled  # here: it needs torch._dynamo, which is loaded while Dynamo traces
+
+        traced = trimul_compiled.compiled(call)
+        return generic(call) if traced is None else traced
     answer = trimul_kf.attempt(call)
     return answer if isinstance(answer, Tensor) else generic(call)
 

@@ -58,15 +58,18 @@ def operators(graph: torch.fx.GraphModule) -> set[str]:
 def test_compile_makes_one_graph_of_the_formula(
     tensors: dict[str, torch.Tensor], fake: FakeDriver, grad: bool, autocast: bool
 ) -> None:
-    """fullgraph=True works with and without grad and autocast, launches nothing, and equals the formula."""
+    """fullgraph=True works with and without grad and autocast; with grad nothing is launched and it is the formula."""
     torch._dynamo.reset()
     compiled = torch.compile(update, fullgraph=True, backend="aot_eager")
     if grad:
         tensors["x"].requires_grad_()
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         out = compiled(**tensors)
-    torch.testing.assert_close(out.detach(), formula(tensors), rtol=2e-2, atol=2e-2)
-    assert fake.launches == []
+    assert len(fake.launches) == (0 if grad else 3)
+    if grad:
+        torch.testing.assert_close(out.detach(), formula(tensors), rtol=2e-2, atol=2e-2)
+    else:  # the fake kernel copies the first 32 elements of x
+        assert torch.equal(out.flatten()[:32], tensors["x"].flatten()[:32])
 
 
 def test_compile_with_varying_shapes_and_options(tensors: dict[str, torch.Tensor]) -> None:
