@@ -33,6 +33,10 @@ class Work:
     def land(self, M: object) -> None:
         raise NotImplementedError
 
+    def matters(self, M: object) -> bool:
+        """Is it a fault that the kernel ends before this is done?"""
+        return True
+
 
 @dataclass(slots=True)
 class Store:
@@ -114,7 +118,7 @@ class TensorCore:
     def finish(self) -> None:
         """All threads have left: nothing may be in flight, nothing may stay allocated."""
         for queue in self.queues.values():
-            for work in queue:
+            for work in filter(lambda work: work.matters(self.M), queue):
                 self.M.report(
                     "tcgen05-in-flight", work.line, "the kernel ends before this tcgen05 instruction has completed",
                     "commit to an mbarrier and wait for it before the CTAs that take part leave", work.thread,

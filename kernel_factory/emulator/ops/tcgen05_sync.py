@@ -46,6 +46,10 @@ class Commit(Work):
             M.tensor.races.committed(self, M.mbarriers.find(self.flat, threads, self.line, "tcgen05.commit"))
         M.mbarriers.arrive(self.flat, np.ones(threads.size, np.int64), threads, self.line, what="tcgen05.commit")
 
+    def matters(self, M: object) -> bool:
+        """An arrival on a barrier of the CTA's own dies with it; elsewhere it would reach a CTA that has left."""
+        return bool((self.flat // M.shared_stride != self.cta).any())
+
 
 @runtime
 def tensor_commit(M, sel, base, offset, where, mask, line, n):
