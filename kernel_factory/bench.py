@@ -140,16 +140,22 @@ def stage(target: Target, inputs: Tensors, staged: Any) -> tuple[emulator.Memory
 
 def run_target(target: Target, inputs: Tensors, staged: Any, mode: str) -> tuple[dict[str, float], emulator.Result]:
     """Run a target on the model's values and compare what its blocks own with the model."""
+    found, result = launch_target(target, inputs, staged, mode)
+    return compare(target, found, staged), result
+
+
+def launch_target(target: Target, inputs: Tensors, staged: Any, mode: str) -> tuple[torch.Tensor, emulator.Result]:
+    """Run a target on the model's values; the buffer it wrote and what the emulator saw."""
     bench = target.bench
     name = bench.expectation.WRITES[bench.steps[target.index].spec.kernel]
     memory, addresses = stage(target, inputs, staged)
     kernel = bench.kernels[target.index]
     request = config(target.launch, addresses)
     result = emulator.run(kernel, request, memory, mode=mode, seed=bench.seed, ctas=target.blocks)
-    return _compare(target, _read(memory, bench.built.plan.buffer(name)), staged), result
+    return _read(memory, bench.built.plan.buffer(name)), result
 
 
-def _compare(target: Target, found: torch.Tensor, staged: Any) -> dict[str, float]:
+def compare(target: Target, found: torch.Tensor, staged: Any) -> dict[str, float]:
     """Errors over the owned regions: norm, and the worst row over the rms row norm."""
     gap = size = largest = 0.0
     rows = 0

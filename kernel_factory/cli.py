@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kf_runtime.cell import Cell
+from kf_runtime.errors import CellKeyError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain
+from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain, trial_view
 from kernel_factory import mutate as mutation
 from kernel_factory import validate as validate_stage
 from kernel_factory.admit import Rejected
@@ -322,6 +324,24 @@ def report_command(options: Options) -> None:
         "traffic: sectors requested over distinct sectors within the blocks that ran, parameters aside. "
         "re-read: a contraction reads each operand once per tile across the other, ceil(N / tile) times."
     )
+
+
+@main.command("run")
+@click.argument("family")
+@click.option("--cell", "key", required=True, help="The cell's key; it need not be in cells.toml.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
+def run_command(family: str, key: str, html: Path | None) -> None:
+    """Run one cell on the emulator and show what it did; exit 1 where it is wrong."""
+    try:
+        cell = Cell.parse(key)
+        launches = pipeline.try_cell(find(), family, cell)
+    except (*_CLEAR, CellKeyError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    trial_view.show(console, f"{family}: {cell}", launches)
+    if html is not None:
+        trial_view.save_html(html, f"{family}: {cell}", launches)
+    if not all(launch.right for launch in launches):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

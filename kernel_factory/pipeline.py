@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,6 +23,7 @@ from kernel_factory import (
     policy,
     sample,
     second_opinion,
+    trial,
     validate,
 )
 from kernel_factory import evidence as evidences
@@ -158,6 +159,16 @@ def _launch(workspace: Workspace, step: Step, artifact: Artifact) -> Launch:
         sm=artifact.sm,
     )
     return capture.capture(host, step)
+
+
+def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.LaunchTrial]:
+    """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
+    _require("family", (family,), discover())
+    selection = Selection(workspace=workspace, rows=((discover()[family], cell),))
+    with ThreadPoolExecutor(2) as pool:
+        (built,) = build(selection, pool, lambda *_: None, lambda *_: None)
+    texts = tuple(workspace.store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+    return trial.run(built, texts, validate.seed_of(built))
 
 
 # ------------------------------------------------------------------ validate, admit, package
