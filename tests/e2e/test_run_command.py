@@ -52,7 +52,7 @@ def test_bad_arguments(family: str, key: str, said: str) -> None:
 
 
 def test_occupancy_by_hand(built: list[BuiltCell]) -> None:
-    """168 registers and 128 threads on sm_90a: 65536 / (168 * 32 * 4) is 3 blocks, a quarter less than 16 warps of 64."""
+    """168 registers and 128 threads on sm_90a: 65536 / (168 * 32 * 4) is 3 blocks of 4 warps."""
     facts = replace(built[0].facts[0], registers=168, threads=128, static_shared=0, dynamic_shared=32768)
     found = of(facts, "sm_90a")
     assert (found.blocks, found.limit) == (3, "registers")
