@@ -23,8 +23,17 @@ def _message(kind: str, other: int) -> str:
     }[kind]
 
 
+_SYNCHRONISING = {"acquire", "release", "relaxed", "volatile", "acq_rel", "mmio"}
+
+
 class GlobalRaces:
-    """Conflicts between the CTAs of one launch, over all of its batches."""
+    """Conflicts between the CTAs of one launch, over all of its batches.
+
+    CTAs that synchronise through global memory (atomics, strong loads and stores) are ordered by a Lamport clock a
+    CTA: a release raises the clock of its location, an acquire takes it over, and an access is ordered after another
+    CTA's when its clock is higher. That never contradicts the happens-before order, so that a right kernel is never
+    reported; it can call accesses ordered that are not.
+    """
 
     def __init__(self, program: object) -> None:
         sizes = [16]
@@ -40,6 +49,34 @@ class GlobalRaces:
         self.machine = None
         self.shadows: dict[str, tuple] = {}
         self.found: dict[tuple, list] = {}
+        instructions = program.kernel.instructions
+        self.strong = {i.line for i in instructions if i.opcode in ("ld", "st") and _SYNCHRONISING & set(i.modifiers)}
+        self.ordered = bool(self.strong) or any(i.opcode in ("atom", "red") for i in instructions)
+        self.clock = np.zeros(0, np.int32)
+        self.moments: dict[str, np.ndarray] = {}  # clock of the last write, of the last read, and of releases
+
+    def _moment(self, buffer: object) -> np.ndarray:
+        if self.clock.size == 0:
+            self.clock = np.zeros(self.machine.config.ctas + 1, np.int32)
+        if buffer.name not in self.moments:
+            self.moments[buffer.name] = np.zeros((3, buffer.size // self.G + 1), np.int32)
+        return self.moments[buffer.name]
+
+    def atomic(self, threads, lanes, at, nbytes, buffer) -> None:
+        """An atomic on global memory releases and acquires."""
+        if buffer.name != "host":
+            self._release(threads, lanes, at, nbytes, buffer)
+            self._acquire(threads, lanes, at, nbytes, buffer)
+
+    def _release(self, threads, lanes, at, nbytes, buffer) -> None:
+        _, cta, at = self._ctas(threads, lanes, at)
+        moment = self._moment(buffer)
+        np.maximum.at(moment[2], self._cells(at, nbytes)[:, 0], self.clock[cta] + 1)
+        self.clock[np.unique(cta)] += 1
+
+    def _acquire(self, threads, lanes, at, nbytes, buffer) -> None:
+        _, cta, at = self._ctas(threads, lanes, at)
+        np.maximum.at(self.clock, cta, self._moment(buffer)[2][self._cells(at, nbytes)[:, 0]])
 
     def _shadow(self, buffer: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if buffer.name not in self.shadows:
@@ -48,7 +85,9 @@ class GlobalRaces:
         return self.shadows[buffer.name]
 
     def _cells(self, at: np.ndarray, nbytes: int) -> np.ndarray:
-        count = max(1, nbytes // self.G)
+        if nbytes < self.G:
+            return (at * nbytes // self.G)[:, None]
+        count = nbytes // self.G
         return at[:, None] * count + np.arange(count)
 
     def _ctas(
@@ -62,10 +101,17 @@ class GlobalRaces:
     def read(self, threads, lanes, at, nbytes, buffer, line) -> None:
         if not buffer.writable or buffer.name == "host":
             return
+        if line in self.strong:
+            self._acquire(threads, lanes, at, nbytes, buffer)
+            return
         threads, cta, at = self._ctas(threads, lanes, at)
         writer, reader, lines = self._shadow(buffer)
         cells = self._cells(at, nbytes)
         bad = (writer[cells] != 0) & (writer[cells] != cta[:, None])
+        if self.ordered:
+            moment = self._moment(buffer)
+            bad &= moment[0][cells] >= self.clock[cta][:, None]
+            moment[1][cells] = np.maximum(moment[1][cells], self.clock[cta][:, None])
         self._report("global-read-write-race", threads, cells, bad, line, lines)
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
@@ -73,10 +119,18 @@ class GlobalRaces:
     def write(self, threads, lanes, at, nbytes, buffer, line, data) -> None:
         if buffer.name == "host":
             return
+        if line in self.strong:
+            self._release(threads, lanes, at, nbytes, buffer)
+            return
         threads, cta, at = self._ctas(threads, lanes, at)
         writer, reader, lines = self._shadow(buffer)
         cells = self._cells(at, nbytes)
-        other = ((writer[cells] != 0) & (writer[cells] != cta[:, None])).any(axis=1)
+        foreign = (writer[cells] != 0) & (writer[cells] != cta[:, None])
+        if self.ordered:
+            moment = self._moment(buffer)
+            now = self.clock[cta][:, None]
+            foreign &= moment[0][cells] >= now
+        other = foreign.any(axis=1)
         if other.any():
             old = buffer.view(nbytes)[at[other]].view(np.uint8).reshape(-1, nbytes)
             differs = (old != data[other].view(np.uint8).reshape(-1, nbytes)).any(axis=1)
@@ -84,7 +138,11 @@ class GlobalRaces:
             bad[np.flatnonzero(other)[differs]] = True
             self._report("global-write-conflict", threads, cells, bad, line, lines)
         seen = reader[cells]
-        self._report("global-read-write-race", threads, cells, (seen != 0) & (seen != cta[:, None]), line, lines)
+        read = (seen != 0) & (seen != cta[:, None])
+        if self.ordered:  # where several CTAs have read, the latest may be this one
+            read &= np.where(seen < 0, moment[1][cells] > now, moment[1][cells] >= now)
+            moment[0][cells] = now
+        self._report("global-read-write-race", threads, cells, read, line, lines)
         writer[cells] = cta[:, None]
         lines[cells] = line
         first = writer[cells] != cta[:, None]  # two CTAs of one batch wrote the same bytes just now

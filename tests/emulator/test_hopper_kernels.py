@@ -27,7 +27,7 @@ MODES = ("lockstep", "warp-serial", "race")
 
 @pytest.fixture(scope="module")
 def built() -> dict[str, Built]:
-    return {name: build("hopper_gemm", fields, ("a", "b", "d"), "sm_90a") for name, fields in GEMMS.items()}
+    return {name: build("hopper_gemm", fields, ("a", "b", "d"), sm="sm_90a") for name, fields in GEMMS.items()}
 
 
 def bits(x: np.ndarray, dtype: str) -> np.ndarray:

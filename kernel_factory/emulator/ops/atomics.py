@@ -120,6 +120,8 @@ def atomic_global(M, sel, base, offset, op, kind, dtype, values, compare, want, 
     out = [np.zeros(m, dtype) for _ in values] if want else [None] * count
     for lanes, at, buffer in global_parts(M, sel, base, offset, size * count, chosen, True, line, n):
         at = spread(at, m if lanes is None else lanes.shape[0])
+        if M.global_race:
+            M.global_race.atomic(threads_of(M, sel, chosen), lanes, at, size * count, buffer)
         if M.count:
             M.count.memory(M, sel, chosen, lanes, at, size * count, buffer, "write", line, n)
         view = buffer.view(size).view(dtype)

@@ -27,8 +27,14 @@ class Built:
     launch: Any
 
 
-def build(module: str, fields: dict[str, Any], operands: tuple[str, ...], scalars: tuple[int, ...] = ()) -> Built:
-    """Compile ``module.entry(**fields)`` for sm_100a without a GPU, and capture the launch on named operands."""
+def build(
+    module: str,
+    fields: dict[str, Any],
+    operands: tuple[str, ...],
+    scalars: tuple[int, ...] = (),
+    sm: str = "sm_100a",
+) -> Built:
+    """Compile ``module.entry(**fields)`` for an SM without a GPU, and capture the launch on named operands."""
     from kernel_factory import elf
     from kernel_factory.capture import HostCode, capture
     from kernel_factory.compile import _host_function
@@ -37,7 +43,7 @@ def build(module: str, fields: dict[str, Any], operands: tuple[str, ...], scalar
     with tempfile.TemporaryDirectory(prefix="kf-test-kernel-") as name:
         folder = Path(name)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")} | {
-            "CUTE_DSL_ARCH": "sm_100a",
+            "CUTE_DSL_ARCH": sm,
             "CUTE_DSL_KEEP": "ptx,cubin",
             "CUTE_DSL_DUMP_DIR": name,
             "PYTHONPATH": os.pathsep.join([str(HERE), *(p for p in sys.path if p)]),
@@ -50,7 +56,7 @@ def build(module: str, fields: dict[str, Any], operands: tuple[str, ...], scalar
         (kernel,) = elf.kernels(cubin.read_bytes())
         host = (folder / "host.o").read_bytes()
         launch = capture(
-            HostCode(object_bytes=host, entry=_host_function(host), cubin="", kernel=kernel, sm="sm_100a"),
+            HostCode(object_bytes=host, entry=_host_function(host), cubin="", kernel=kernel, sm=sm),
             Step(spec=KernelSpec.of("test", module), operands=operands, scalars=scalars),
         )
         return Built(ptx=ptx.read_text(), symbol=kernel.symbol, launch=launch)
