@@ -40,7 +40,7 @@ def sm80(size: int = 1024) -> None:
 
 def sm90() -> None:
     """A warp-specialised TMA and wgmma GEMM in the CuTe DSL."""
-    kernel = build("hopper_gemm", HOPPER, ("a", "b", "d"), "sm_90a")
+    kernel = build("hopper_gemm", HOPPER, ("a", "b", "d"), sm="sm_90a")
     hopper.multiplied(kernel, HOPPER, MODES[0])
     for mode in MODES:
         _, _, result = hopper.multiplied(kernel, HOPPER, mode)
