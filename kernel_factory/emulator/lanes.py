@@ -22,6 +22,8 @@ def write_lanes(M: object, number: int, sel: object, value: np.ndarray) -> None:
     a = M.R[number]
     if a.shape[0] == 1:
         a = M.R[number] = np.full(M.T, a[0])
+    elif not a.flags.writeable:  # a broadcast view that an opcode returned
+        a = M.R[number] = a.copy()
     a[sel] = value
 
 
