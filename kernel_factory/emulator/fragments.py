@@ -9,7 +9,6 @@ swizzle splits. The canonical layouts, in chunks, with strides LBO and SBO from 
 
 from __future__ import annotations
 
-
 import numpy as np
 
 from .errors import Fault
@@ -27,13 +26,15 @@ def chunks(descriptor: int, rows: int, mn_major: bool, line: int, thread: int) -
     """
     start, lbo, sbo = ((descriptor >> s & 0x3FFF) << 4 for s in (0, 16, 32))
     if descriptor >> 49 & 7:
-        raise Fault("bad-descriptor", line, f"matrix descriptor {descriptor:#018x} has a base offset",
-                    "align the tile to the repeat of its swizzle; other base offsets are not emulated", thread)  # fmt: skip
+        raise Fault(
+            "bad-descriptor",
+            line,
+            f"matrix descriptor {descriptor:#018x} has a base offset",
+            "align the tile to the repeat of its swizzle; other base offsets are not emulated",
+            thread,
+        )
     span = _SPAN[descriptor >> 62]
-    if mn_major:
-        at = _mn_major(rows // 8, span, lbo, sbo)
-    else:
-        at = _k_major(rows, span, lbo, sbo)
+    at = _mn_major(rows // 8, span, lbo, sbo) if mn_major else _k_major(rows, span, lbo, sbo)
     address = start + at
     return address ^ ((address >> 7 & (span - 1)) << 4) if span else address
 

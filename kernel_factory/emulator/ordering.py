@@ -2,8 +2,8 @@
 
 Columns of a clock: the warps of the cluster; *agents* that read shared memory asynchronously (one a warpgroup for
 wgmma, one a warp for tcgen05, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier
-that copies complete on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up when it releases
-something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
+that copies complete on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up
+when it releases something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
 
 ``known`` is what a warp has seen. ``fenced`` is the part of it that a proxy fence lies behind: the async proxy may
 read what the generic proxy wrote only if it is in there (PTX ISA 8.8.1, proxy-preserved base causality order).
@@ -95,7 +95,7 @@ class Ordering:
         own = np.take_along_axis(known, self.own[ctas, warps][:, None], axis=1)[:, 0] + 1
         self.synced[ctas, warps] = np.maximum(self.synced[ctas, warps], own)
 
-    # -- barriers of warps and CTAs -----------------------------------------------------------------------------------
+    # -- barriers of warps and CTAs --------------------------------------------------------------------------------
     def cta_barrier(self) -> None:
         """All warps of all CTAs meet."""
         for clocks in (self.known, self.fenced):
@@ -142,7 +142,7 @@ class Ordering:
         self.released[0, ctas, warps], self.released[1, ctas, warps] = self.known[ctas, warps], self.fenced[ctas, warps]
         self.tick(ctas, warps)
 
-    # -- barriers of clusters -------------------------------------------------------------------------------------------
+    # -- barriers of clusters --------------------------------------------------------------------------------------
     def cluster_arrive(self, threads: np.ndarray, clusters: np.ndarray, relaxed: bool) -> None:
         ctas, warps = self._warps(threads)
         for i, clocks in enumerate(self.released if relaxed else (self.known, self.fenced)):
@@ -158,7 +158,7 @@ class Ordering:
             known, fenced = self.cluster_out[:, ctas // self.M.cluster_size]
             self._see(ctas, warps, known, fenced)
 
-    # -- mbarriers ------------------------------------------------------------------------------------------------------
+    # -- mbarriers -------------------------------------------------------------------------------------------------
     def _pairs(self, threads: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Distinct (warp, mbarrier) pairs as CTAs, warps and barrier numbers."""
         pairs = np.unique((threads >> 5) * (1 << 32) + ids)
@@ -245,7 +245,7 @@ class Ordering:
             self.known[at] = np.maximum(self.known[at], self.M.mbarriers.phase[b])
             self.waited[b, self.own[c, w]] = self.known[c, w, self.own[c, w]]
 
-    # -- tensor operations of warpgroups --------------------------------------------------------------------------------
+    # -- tensor operations of warpgroups ---------------------------------------------------------------------------
     def _agents(self, ctas: np.ndarray, warps: np.ndarray) -> np.ndarray:
         return self.agent + self.M.cta_rank[ctas] * self.groups + warps // 4
 
@@ -269,7 +269,7 @@ class Ordering:
         for i, clocks in enumerate((self.known, self.fenced)):
             clocks[ctas, warps] = np.maximum(clocks[ctas, warps], self.group_acc[i][ctas, warps // 4, done & 7])
 
-    # -- reports --------------------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------------
     def note(self, kind: str, line: int, other: int, thread: int, count: int = 1) -> None:
         entry = self.found.setdefault((kind, int(line), int(other)), [int(thread), 0])
         entry[1] += count

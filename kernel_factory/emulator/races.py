@@ -78,7 +78,7 @@ class SharedRaces(Ordering):
             axis=1,
         )
 
-    # -- accesses of threads --------------------------------------------------------------------------------------
+    # -- accesses of threads ---------------------------------------------------------------------------------------
     def _cells(self, flat: np.ndarray, nbytes: int) -> np.ndarray:
         """(accesses, cells of one access)."""
         count = max(1, nbytes // self.G)
@@ -142,7 +142,7 @@ class SharedRaces(Ordering):
         cta, warp, column, local = self._who(threads)
         self.last[self._cells(flat, nbytes)] = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
 
-    # -- accesses of the async proxy ------------------------------------------------------------------------------
+    # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
         """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
         self._check_init(threads, ids, line, True)
@@ -166,8 +166,7 @@ class SharedRaces(Ordering):
         cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
         self._order(threads, who, cells, line, "read", False, proxy=True)
         if group:
-            cta, warp = who[:2]
-            reader = self.warp_columns + self.groups + warp
+            reader = self.warp_columns + self.groups + who[1]
             clock = self.M.async_copies.groups[threads] + 1
             self.reads[cells, reader[:, None]] = ((clock << 6) | _MANY)[:, None]
             self.read_line[cells] = line
@@ -205,7 +204,7 @@ class SharedRaces(Ordering):
             return flat >> 4
         return self._cells(flat.reshape(-1), 16).reshape(flat.shape[0], -1)
 
-    # -- comparisons ----------------------------------------------------------------------------------------------
+    # -- comparisons -----------------------------------------------------------------------------------------------
     def _order(self, threads, who, cells, line, what, whole_warp, proxy=False, clocks=None):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
         cta, warp, column, local = who
@@ -249,7 +248,7 @@ class SharedRaces(Ordering):
 
     def _after_reads(self, threads, who, cells, line, whole_warp):
         """Every read of a cell by another warp, agent, or lane must be known to the writer."""
-        cta, warp, column, local = who
+        cta, warp, column, _ = who
         reads = self.reads[cells]  # (accesses, cells, readers)
         if not reads.any():
             return
@@ -306,7 +305,7 @@ def _message(kind: str, other: int) -> str:
         "async-not-waited": "cp.async data still in flight at the end of the kernel",
         "missing-proxy-fence": f"the async proxy reads what generic writes{against} left, with no proxy fence between",
         "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
-        "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before its use by the cluster or by copies",
+        "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before the cluster or copies use it",
         "mbarrier-phase-lag": "an mbarrier phase completes though a waiter of the phase before may not have seen that "
         "one yet; two phases later the parity is the same again",
     }[kind]

@@ -8,54 +8,12 @@ are touched while a product is in flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from . import fragments
 from .errors import Fault
 from .lanes import spread, threads_of, write_lanes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Product:
-    """One wgmma instruction: register numbers of D (and of A, unless A lies in shared memory), types, layouts."""
-
-    n: int
-    d: tuple[int, ...]
-    d_kind: str
-    a: tuple[int, ...] | None
-    a_kind: str
-    b_kind: str
-    scale: int
-    a_mn: bool
-    b_mn: bool
-    line: int
-
-
-@dataclass(slots=True)
-class Job:
-    """A product of some warpgroups; ``number`` counts each warpgroup's committed groups at the time of issue."""
-
-    product: Product
-    groups: np.ndarray
-    a: np.ndarray
-    b: np.ndarray
-    scale_d: np.ndarray
-    number: np.ndarray
-
-    def part(self, keep: np.ndarray) -> Job:
-        return Job(self.product, self.groups[keep], self.a[keep], self.b[keep], self.scale_d[keep], self.number[keep])
-
-
-class Accumulator:
-    """The D registers of one or more instructions as (warpgroups, 64, N); ``valid`` where the registers are older."""
-
-    def __init__(self, product: Product, groups: int) -> None:
-        self.registers, self.kind, self.n = product.d, product.d_kind, product.n
-        self.matrix = np.zeros((groups, 64, product.n), np.float32 if product.d_kind != "s32" else np.int64)
-        self.valid = np.zeros(groups, bool)
-        self.pending = np.zeros(groups, np.int32)
+from .products import Accumulator, Job, Product, chains
 
 
 class Tiles:
@@ -77,7 +35,7 @@ class Tiles:
              + np.arange(M.cta_count)[:, None, None]) * 32 + np.arange(32)
         ).reshape(self.count, 128) if self.count else np.zeros((0, 128), np.int64)  # fmt: skip
 
-    # -- issue -------------------------------------------------------------------------------------------------------
+    # -- issue -----------------------------------------------------------------------------------------------------
     def _arranged(self, sel: object, x: np.ndarray, n: int) -> np.ndarray:
         """A value a thread as (warpgroups, 128)."""
         x = spread(x, n)
@@ -146,11 +104,12 @@ class Tiles:
         """Accumulators that share registers with this one, and A registers that are an accumulator, come to rest."""
         mine = set(product.d) | set(product.a or ())
         for registers, other in self.accumulators.items():
-            if registers != product.d and (other.valid[groups].any() or other.pending[groups].any()):
-                if mine.intersection(registers):
-                    self._settle(other, groups)
+            if registers == product.d or not mine.intersection(registers):
+                continue
+            if other.valid[groups].any() or other.pending[groups].any():
+                self._settle(other, groups)
 
-    # -- fences, groups, waits -----------------------------------------------------------------------------------------
+    # -- fences, groups, waits -------------------------------------------------------------------------------------
     def fence(self, warps: np.ndarray) -> None:
         self.fenced[warps] = True
         self.touched[warps] = 0
@@ -201,7 +160,7 @@ class Tiles:
             else:
                 rest.append(job)
                 continue
-            if run and not _chains(run[-1], ready):
+            if run and not chains(run[-1], ready):
                 self._compute(run)
                 run = []
             run.append(ready)
@@ -209,7 +168,7 @@ class Tiles:
             self._compute(run)
         self.jobs = rest
 
-    # -- arithmetic ------------------------------------------------------------------------------------------------------
+    # -- arithmetic ------------------------------------------------------------------------------------------------
     def _compute(self, run: list[Job]) -> None:
         """Products of the same warpgroups on the same accumulator, in order."""
         product, groups = run[0].product, run[0].groups
@@ -306,7 +265,7 @@ class Tiles:
             tables.append(self.places[key])
         return tables[0][None] if len(tables) == 1 else np.stack(tables)[inverse]
 
-    # -- registers -------------------------------------------------------------------------------------------------------
+    # -- registers -------------------------------------------------------------------------------------------------
     def _settle(self, entry: Accumulator, groups: np.ndarray) -> None:
         """Bring the registers of an accumulator up to date; what is in flight lands first."""
         if entry.pending[groups].any():
@@ -377,7 +336,7 @@ class Tiles:
             self.M.report("wgmma-not-waited", job.product.line, "a wgmma is still in flight at the end of the kernel",
                           "wait for its group before exit", int(self.threads[job.groups[0], 0]))  # fmt: skip
 
-    # -- race checker ------------------------------------------------------------------------------------------------------
+    # -- race checker ----------------------------------------------------------------------------------------------
     def _race(self, job: Job) -> None:
         M, p = self.M, job.product
         cta = job.groups % M.cta_count
@@ -387,15 +346,3 @@ class Tiles:
                 at = np.broadcast_to(at, (cta.size, *at.shape[1:])).reshape(cta.size, -1)
                 M.race.group_read(cta, job.groups // M.cta_count, job.number + 1,
                                   at * 16 + (cta * M.shared_stride)[:, None], p.line, left)  # fmt: skip
-
-
-def _chains(last: Job, job: Job) -> bool:
-    """Can two products be one: same registers and types, the later one added to the earlier one?"""
-    a, b = last.product, job.product
-    return (
-        a.d == b.d
-        and a.d_kind != "f16"
-        and (a.n, a.a_kind, a.b_kind, a.scale) == (b.n, b.a_kind, b.b_kind, b.scale)
-        and bool(job.scale_d.all())
-        and np.array_equal(last.groups, job.groups)
-    )

@@ -1,4 +1,4 @@
-"""Clusters and grids: ranks, addresses, distributed shared memory, cluster barriers, multicast, software grid barriers."""
+"""Clusters and grids: ranks, distributed shared memory, cluster barriers, multicast, software grid barriers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,8 @@ def test_shared_memory_is_sent_to_another_cta(mode):
         + "@%p0 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1], 128; shl.b32 %r5, %r0, 2; add.s32 %r6, %r1, %r5;"
         "st.shared.b32 [%r6+128], %r4; fence.proxy.async.shared::cta; bar.warp.sync -1; xor.b32 %r7, %r2, 1;"
         "mapa.shared::cluster.u32 %r11, %r1, %r7;"
-        "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r11+256], [%r1+128], 128, [%r11];"
+        "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[%r11+256], [%r1+128], 128, [%r11];"
         "L: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @!%p1 bra L; ld.shared.b32 %r8, [%r6+256];"
         + OUT.format("%r8") + MEET
     )  # fmt: skip

@@ -84,7 +84,7 @@ HAZARDS = {
     "init without barrier": (("bar.sync 0;", ""), {"mbarrier-init-race", "mbarrier-uninitialised"}),
     "too few bytes expected": (("%d1, [%r5], 512", "%d1, [%r5], 256"), {"mbarrier-bytes", "deadlock"}),
     "too many bytes expected": (("%d1, [%r5], 512", "%d1, [%r5], 1024"), {"deadlock"}),
-    "no expected bytes": (("mbarrier.arrive.expect_tx.shared.b64 %d1, [%r5], 512", "mbarrier.arrive.shared.b64 %d1, [%r5]"),
+    "no expected bytes": ((".expect_tx.shared.b64 %d1, [%r5], 512", ".shared.b64 %d1, [%r5]"),
                           {"async-in-flight", "mbarrier-bytes", "deadlock", "async-not-waited"}),
     "no arrival on empty": (("@%p5 mbarrier.arrive.shared.b64 %d1, [%r6];", ""), {"deadlock"}),
     "empty barrier counts two": (("[%r1+16], 1", "[%r1+16], 2"), {"deadlock"}),

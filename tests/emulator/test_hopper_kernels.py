@@ -1,4 +1,4 @@
-"""Whole Hopper GEMMs, compiled here from CuTe DSL sources without a GPU: exact on integers in every mode, no finding."""
+"""Whole Hopper GEMMs, compiled here from CuTe DSL sources without a GPU: exact in every mode, no finding."""
 
 from __future__ import annotations
 

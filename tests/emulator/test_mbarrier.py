@@ -105,7 +105,7 @@ def test_protocol_faults_are_findings_in_every_mode(body, kind):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_cp_async_arrives_when_the_copies_have_landed(mode):
-    """cp.async.mbarrier.arrive.noinc: a wait on the barrier covers the cp.async before it; and the incrementing form."""
+    """cp.async.mbarrier.arrive.noinc, and the incrementing form: a wait on the barrier covers the cp.async before."""
     for form, count in ((".noinc", 32), ("", 1)):
         body = (
             INIT.format(count)

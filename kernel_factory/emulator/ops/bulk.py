@@ -160,8 +160,9 @@ def _global(M, base, offset, size, chosen, threads, line, n, write):
         if at % _CHUNK:
             raise Fault("misaligned", line, f"bulk copy at global address {at:#x}", "align it to 16 bytes", thread)
         if buffer is None or (write and not buffer.writable):
-            raise Fault("out-of-bounds" if buffer is None else "write-to-read-only", line,
-                        f"bulk copy of {nbytes} bytes: {M.memory.describe(at)}", "correct address and size", thread)  # fmt: skip
+            kind = "out-of-bounds" if buffer is None else "write-to-read-only"
+            message = f"bulk copy of {nbytes} bytes: {M.memory.describe(at)}"
+            raise Fault(kind, line, message, "correct address and size", thread)
         out.append((buffer, at - buffer.address))
     return out
 

@@ -38,16 +38,15 @@ _HINTS = (
 )
 
 
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+_SPACES = ("global", *_SHARED, "local", "const", "param", "param::entry", "param::func")
+
+
 def _shape(e: Emitter, mods: Modifiers) -> tuple[str, str, int]:
     """Space, dtype and vector length of an access."""
     dtype = NUMPY[mods.type()]
     count = int((mods.take("v2", "v4", "v8") or "v1")[1:])
-    space = (
-        mods.take(
-            "global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "param::func", "const"
-        )
-        or "generic"
-    )
+    space = mods.take(*_SPACES) or "generic"
     space = "cluster" if space == "shared::cluster" else space.split("::")[0]
     mods.ignore(*_HINTS)
     space = "global" if space == "const" else space

@@ -12,9 +12,9 @@ import numpy as np
 from ..emitter import Emitter, Modifiers
 from ..fragments import SIZE
 from ..lanes import settle, threads_of
+from ..products import Product
 from ..ptx.records import Immediate, Instruction, Register, Vector
 from ..registry import emits, runtime
-from ..tiles import Product
 
 _TYPES = {
     "bf16": ("f32",),
