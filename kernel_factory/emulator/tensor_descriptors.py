@@ -19,8 +19,13 @@ TYPES = {
     "tf32": {2: "tf32"},
     "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
+    "mxf4": {1: "e2m1"},
+    "mxf4nvf4": {1: "e2m1"},
 }
-SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "u8": 1, "s8": 1}
+TYPES["mxf8f6f4"] = TYPES["f8f6f4"]
+# Bytes of an element in shared memory; 4 and 6 bits sit 16 to a 16-byte unit, but for mxf4 with 32 to a unit.
+SIZES = {"f16": 2, "bf16": 2, "tf32": 4, **dict.fromkeys(("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8"), 1)}
+SCALES = {0: "ue4m3", 1: "ue8m0"}
 _RESULTS = {"f16": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "i8": {2: "s32"}}
 
 
@@ -29,8 +34,18 @@ class DescriptorError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Block scaling: type of a factor, factors of a row, and the byte of the first in its TMEM word, of A and of B."""
+
+    type: str
+    count: int
+    a_byte: int
+    b_byte: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class InstructionDescriptor:
-    """Shapes, types and majorness of one tcgen05.mma without block scaling."""
+    """Shapes, types and majorness of one tcgen05.mma."""
 
     kind: str
     m: int
@@ -43,10 +58,16 @@ class InstructionDescriptor:
     a_mn_major: bool
     b_mn_major: bool
     saturate: bool
+    scale: Scale | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Two 4-bit elements a byte."""
+        return self.kind in ("mxf4", "mxf4nvf4")
 
     @property
     def k(self) -> int:
-        return 32 // SIZES[self.a_type]
+        return 64 if self.packed else 32 // SIZES[self.a_type]
 
     @property
     def key(self) -> str:
@@ -79,6 +100,30 @@ def instruction(word: int, kind: str, group: int) -> InstructionDescriptor:
     if kind != "i8" and out.saturate:
         raise DescriptorError("only integer results saturate")
     return out
+
+
+def scaled_instruction(word: int, kind: str, group: int, count: int) -> InstructionDescriptor:
+    """Decode the descriptor of a block-scaled ``kind`` with ``count`` factors a row (9.7.16.4.2, second table)."""
+    if word & 7:
+        raise DescriptorError("the descriptor asks for a sparse product, the instruction is dense")
+    if word >> 31 or word >> 6 & 1:
+        raise DescriptorError(f"K of 96, or a reserved bit, in instruction descriptor {word:#010x}; not emulated")
+    names = [TYPES[kind].get(word >> shift & 7) for shift in (7, 10)]
+    if None in names:
+        raise DescriptorError(f"types {word >> 7 & 7}, {word >> 10 & 7} are no types of kind::{kind}")
+    scale = Scale(type=SCALES[word >> 23 & 1], count=count, a_byte=word >> 29 & 3, b_byte=word >> 4 & 3)
+    if scale.type == "ue4m3" and kind != "mxf4nvf4":
+        raise DescriptorError(f"scale factors of type ue4m3 with kind::{kind}")
+    if max(scale.a_byte, scale.b_byte) + count > 4 or (count > 1 and (scale.a_byte | scale.b_byte) & (count - 1)):
+        raise DescriptorError(f"scale-factor ids {scale.a_byte}, {scale.b_byte} with {count} factors a row")
+    m, n = (word >> 24 & 31) * 16, (word >> 17 & 63) * 8
+    if m != 128 * group or n % 8 or not 8 <= n <= 256:
+        raise DescriptorError(f"M = {m}, N = {n} with kind::{kind} and cta_group::{group}")
+    return InstructionDescriptor(
+        kind=kind, m=m, n=n, a_type=names[0], b_type=names[1], d_type="f32",
+        negate_a=bool(word >> 13 & 1), negate_b=bool(word >> 14 & 1),
+        a_mn_major=bool(word >> 15 & 1), b_mn_major=bool(word >> 16 & 1), saturate=False, scale=scale,
+    )  # fmt: skip
 
 
 def _check_shape(kind: str, group: int, m: int, n: int) -> None:

@@ -18,7 +18,26 @@ def decode(raw: np.ndarray, kind: str) -> np.ndarray:
         return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     if kind in ("e4m3", "e5m2"):
         return table(kind)[raw]
+    if kind in ("e2m1", "e2m3", "e3m2"):
+        return _small(raw, kind)
+    if kind == "e2m1 packed":
+        return table("e2m1")[np.stack([raw & 15, raw >> 4], axis=-1).reshape(*raw.shape[:-1], -1)]
     return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
+
+
+def _small(raw: np.ndarray, kind: str) -> np.ndarray:
+    """Sixteen elements of 4 or 6 bits at the front of every 16 bytes."""
+    width = 4 if kind == "e2m1" else 6
+    units = raw.reshape(*raw.shape[:-1], -1, 16)[..., : 2 * width]
+    bits = np.unpackbits(units, axis=-1, bitorder="little").reshape(*units.shape[:-1], 16, width)
+    code = (bits << np.arange(width, dtype=np.uint8)).sum(-1)
+    return table(kind)[code].reshape(*raw.shape[:-1], -1)
+
+
+def scale_factors(words: np.ndarray, kind: str, first: int, count: int) -> np.ndarray:
+    """(rows, count) factors from a row's TMEM word: bytes ``first`` on."""
+    codes = np.ascontiguousarray(words).view(np.uint8).reshape(words.shape[0], 4)[:, first : first + count]
+    return np.abs(table("e4m3" if kind == "ue4m3" else kind)[codes])
 
 
 def read_result(words: np.ndarray, kind: str) -> np.ndarray:

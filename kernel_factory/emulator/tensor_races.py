@@ -254,12 +254,9 @@ class TensorRaces:
             if isinstance(work.left, SharedOperand):
                 self._shared(work, cta, warp, each, work.left)
             else:
-                source = Cells.of(each, lanes, work.left & 0xFFFF, 8)
-                self._needs_data(source, work)
-                self._check_writer(source, cta, warp, work.thread, work.line, "tcgen05.mma", stream=True)
-                self.stream[each][source.at] = self._stream(each, warp)
-                self.stream_clock[each][source.at] = self._epoch(cta, warp)
-                self.read_line[each][source.at] = work.line
+                self._stream_read(work, cta, warp, Cells.of(each, lanes, work.left & 0xFFFF, 8))
+            for column, extent in zip(work.factors, (work.form.m // len(work.ctas), work.form.n), strict=False):
+                self._stream_read(work, cta, warp, Cells.of(each, np.arange(32), column, -(-extent // 32)))
             self._shared(work, cta, warp, each, work.right)
 
     def copy(self, work: object) -> None:
@@ -269,6 +266,14 @@ class TensorRaces:
             target = Cells.of(each, work.lanes.reshape(-1), work.column, work.columns)
             self._stream_write(work, cta, warp, target, reads=False)
             self._shared(work, cta, warp, each, work.matrix)
+
+    def _stream_read(self, work: object, cta: int, warp: int, cells: Cells) -> None:
+        """Operands in TMEM are read from now until the stream's next commit has completed."""
+        self._needs_data(cells, work)
+        self._check_writer(cells, cta, warp, work.thread, work.line, "tcgen05.mma", stream=True)
+        self.stream[cells.cta][cells.at] = self._stream(cells.cta, warp)
+        self.stream_clock[cells.cta][cells.at] = self._epoch(cta, warp)
+        self.read_line[cells.cta][cells.at] = work.line
 
     def _needs_data(self, cells: Cells, work: object) -> None:
         if (self.writer[cells.cta][cells.at] == _NEVER).any():

@@ -273,8 +273,12 @@ def test_uninitialised_tensor_memory_is_found():
         ("tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%r6], %d1;", "decompression"),
         ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r6], %d1, %d2, [%r6], %r1, %p1;", "sparse"),
         (
-            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r6], %d1, %d2, %r1, [%r6], [%r6], %p1;",
+            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r6], [%r6], %d2, %r1, [%r6], [%r6], %p1;",
             "block-scaled",
+        ),
+        (
+            "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::4X [%r6], %d1, %d2, %r1, [%r6], [%r6], %p1;",
+            "not 4",
         ),
         ("tcgen05.mma.cta_group::1.kind::f16 [%r6], %d1, %d2, %r1, {%r1}, %p1;", "mask of output lanes"),
         ("tcgen05.commit.cta_group::2.mbarrier::arrive::one.b64 [%r4];", "one cta_group"),

@@ -1,9 +1,12 @@
-"""tcgen05.mma (PTX ISA 9.7.16.10): dense products of kinds f16, tf32, f8f6f4 and i8, by one CTA or a pair.
+"""tcgen05.mma (PTX ISA 9.7.16.10): dense products by one CTA or a pair.
 
 One thread issues it; the product runs in its CTA's queue (tensor_core). Row r of the result lies in the TMEM lanes of
 9.7.16.5 ("data path layout"): M = 128 (or 256 of a pair) in lane r, M = 64 in lane 32 (r // 16) + r % 16, M = 128 of
 a pair in lane r % 64, and in lane 64 + r % 64 for the upper half of the columns. A CTA of a pair holds half of the
-rows of A and half of the rows of B. Sparse, block-scaled and .ws forms are refused.
+rows of A and half of the rows of B.
+
+Block-scaled kinds (mxf8f6f4, mxf4, mxf4nvf4) take scale factors from TMEM: the word of row r of an operand is in lane
+r % 32, column r // 32 from the address on, and the descriptor names the bytes. Sparse and .ws forms are refused.
 """
 
 from __future__ import annotations
@@ -18,16 +21,17 @@ from ..lanes import settle, spread, threads_of
 from ..ptx.records import Address, Immediate, Instruction, Vector
 from ..registry import emits, runtime
 from ..tensor_core import Work
-from ..tensor_descriptors import SIZES, DescriptorError, InstructionDescriptor, instruction
-from ..tensor_numbers import decode, read_result, write_result
+from ..tensor_descriptors import SIZES, DescriptorError, InstructionDescriptor, instruction, scaled_instruction
+from ..tensor_numbers import decode, read_result, scale_factors, write_result
 from ..tensor_operands import SharedOperand, shared_operand
 from .tcgen05_alloc import cta_group
 from .tcgen05_ldst import tmem_address
 
+_SCALED = {"mxf8f6f4": (1,), "mxf4": (2,), "mxf4nvf4": (2, 4)}
+_VECTORS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4}
 _REFUSED = {
     "sp": "sparse products",
     "ws": "the weight-stationary form",
-    "block_scale": "block-scaled products",
     "ashift": "the shift of A's rows",
 }
 
@@ -41,8 +45,11 @@ def product(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
                 f"{what} of tcgen05.mma (.{name}) are not emulated; add them to ops/tcgen05_mma.py with a test"
             )
     group = cta_group(e, mods)
-    kind = mods.one("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")[6:]
+    kind = mods.one("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8", *(f"kind::{k}" for k in _SCALED))[6:]
     mods.ignore("collector::")
+    if kind in _SCALED:
+        _scaled(e, ins, mods, kind, group)
+        return
     if len(ins.operands) < 5 or not isinstance(ins.operands[0], Address):
         raise e.fail(f"expected [d], a, b, instruction descriptor and a predicate, found {len(ins.operands)} operands")
     d, a, b, descriptor, *rest = ins.operands
@@ -63,6 +70,25 @@ def product(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     )
 
 
+def _scaled(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, group: int) -> None:
+    """[d], a, b, instruction descriptor, [factors of a], [factors of b], use d."""
+    mods.one("block_scale")
+    named = mods.take(*_VECTORS)
+    count = _VECTORS[named] if named else {"mxf8f6f4": 1, "mxf4": 2}.get(kind, 0)
+    if named in ("block16", "block32"):
+        count = {"mxf8f6f4": 1}.get(kind, 64 // int(named[5:]))
+    if count not in _SCALED[kind]:
+        raise e.fail(f"kind::{kind} takes {' or '.join(map(str, _SCALED[kind]))} scale factors a row, not {count}")
+    d, a, b, descriptor, factors_a, factors_b, use = e.operands(7)
+    if not all(isinstance(x, Address) for x in (d, factors_a, factors_b)) or isinstance(a, Address):
+        raise e.fail("block-scaled products are emulated with A in shared memory and d and factors in brackets")
+    e.line(
+        f"tensor_product(M, sel, {tmem_address(e, d)}, {e.value(a, 'u64')}, {e.value(b, 'u64')}, "
+        f"{e.value(descriptor, 'u32')}, [{tmem_address(e, factors_a)}, {tmem_address(e, factors_b)}], "
+        f"{e.value(use, 'bool')}, {count}, {kind!r}, {group}, False, {e.guard()}, {ins.line}, n)"
+    )
+
+
 @runtime
 def tensor_product(M, sel, d, a, b, descriptor, masks, use, scale, kind, group, in_tmem, mask, line, n):
     chosen = settle(mask)
@@ -70,7 +96,8 @@ def tensor_product(M, sel, d, a, b, descriptor, masks, use, scale, kind, group, 
         at = i if chosen is None else int(chosen[i])
         one = [int(spread(x, n)[at]) for x in (d, a, b, descriptor, *masks)]
         try:
-            form = instruction(one[3], kind, group)
+            scaled = kind in _SCALED
+            form = scaled_instruction(one[3], kind, group, scale) if scaled else instruction(one[3], kind, group)
             work = _work(M, thread, line, one, form, bool(spread(use, n)[at]), scale, group, in_tmem)
         except DescriptorError as wrong:
             raise Fault(
@@ -86,6 +113,7 @@ def tensor_product(M, sel, d, a, b, descriptor, masks, use, scale, kind, group, 
 def _work(M, thread, line, one, form, use, scale, group, in_tmem) -> Product:
     """Check the operands of one issuing thread and describe its product."""
     d, a, b, _, *masks = one
+    factors = [] if form.scale is None else masks
     cta = int(M.cta[thread])
     ctas = [cta] if group == 1 else sorted((cta, M.tensor.memory.peer(cta)), key=lambda c: M.cta_rank[c])
     rows, columns = form.m // group, form.n // group
@@ -105,11 +133,16 @@ def _work(M, thread, line, one, form, use, scale, group, in_tmem) -> Product:
     else:
         left = shared_operand(M, a, rows, form.a_mn_major, SIZES[form.a_type], line, thread)
     right = shared_operand(M, b, columns, form.b_mn_major, SIZES[form.b_type], line, thread)
+    for address, extent in zip(factors, (rows, form.n), strict=False):
+        _check_tmem(M, ctas, 0, address & 0xFFFF, -(-extent // 32), line, thread)
+        if address >> 16 & 0x3FFF:  # the top two bits name the byte once more
+            raise DescriptorError(f"scale factors start at TMEM lane {address >> 16 & 0x3FFF}; they start at lane 0")
     cells = [(c, column, column + width) for c in ctas]
     cells += [(c, a & 0xFFFF, (a & 0xFFFF) + 8) for c in ctas] if in_tmem else []
     return Product(
         cta=cta, thread=thread, line=line, cells=cells, ctas=ctas, form=form, lane=lane, column=column, left=left,
-        right=right, keep=_kept(masks), use=use, scale=scale, layout=layout,
+        right=right, keep=_kept([] if factors else masks), use=use, scale=0 if factors else scale, layout=layout,
+        factors=[f & 0xFFFF for f in factors],
     )  # fmt: skip
 
 
@@ -159,16 +192,18 @@ class Product(Work):
     use: bool
     scale: int
     layout: list[Piece]
+    factors: list[int]
 
     def land(self, M: object) -> None:
         form = self.form
-        b = np.concatenate([self.right.read(M, c, form.b_type) for c in self.ctas])
+        packed = " packed" if form.packed else ""
+        b = np.concatenate([self.right.read(M, c, form.b_type + packed) for c in self.ctas])
         b = -b if form.negate_b else b
         for half, cta in enumerate(self.ctas):
             whole = None
             if isinstance(self.left, SharedOperand):
-                a = self.left.read(M, cta, form.a_type)
-                whole = (-a if form.negate_a else a) @ b.T
+                a = self.left.read(M, cta, form.a_type + packed)
+                whole = (-a if form.negate_a else a) @ b.T if form.scale is None else self._scaled(M, cta, a, b)
             for piece in self.layout:
                 if whole is None:
                     a = self._from_tmem(M, cta, piece)
@@ -176,6 +211,16 @@ class Product(Work):
                 else:
                     part = whole[piece.row : piece.row + piece.rows, piece.first : piece.first + piece.columns]
                 self._write(M, cta, half, piece, part)
+
+    def _scaled(self, M: object, cta: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Both operands times the factors of their rows; each CTA holds those of its rows of A and of all of B."""
+        scale, both = self.form.scale, []
+        for x, column, first in zip((a, b), self.factors, (scale.a_byte, scale.b_byte), strict=True):
+            words = M.tensor.memory.data[cta, :32, column : column - (-x.shape[0] // 32)].T.reshape(-1)[: x.shape[0]]
+            factors = scale_factors(words, scale.type, first, scale.count)
+            both.append(x * np.repeat(factors, x.shape[1] // scale.count, axis=1))
+        product = both[0] @ both[1].T
+        return -product if self.form.negate_a else product
 
     def _from_tmem(self, M: object, cta: int, piece: Piece) -> np.ndarray:
         lane, column = self.lane + piece.lane, self.left & 0xFFFF
