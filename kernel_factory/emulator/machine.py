@@ -123,7 +123,25 @@ class Machine:
     def finish(self, group: Group, sel: object) -> None:
         """Threads leave the kernel."""
         self._dissolve(group)
-        self.state[group.span if sel is None else sel] = DONE
+        lanes = group.span if sel is None else sel
+        self.state[lanes] = DONE
+        if self.cluster_size > 1:
+            self.cluster_barrier.check()
+            if self.race:
+                self.race.leaves(np.setdiff1d(self.cta[lanes], self.cta[self.state != DONE]))
+
+    def reach(self, threads: np.ndarray, targets: np.ndarray, line: int) -> None:
+        """Threads access shared memory of these CTAs, perhaps not their own."""
+        foreign = targets != self.cta[threads]
+        if not foreign.any():
+            return
+        threads, targets = threads[foreign], targets[foreign]
+        gone = ~np.isin(targets, self.cta[self.state != DONE])
+        if gone.any():
+            self.report("cluster-exit", line, "access to the shared memory of a CTA of the cluster that has ended",
+                        "let that CTA wait until the others are done with its memory", threads[gone][0])  # fmt: skip
+        if self.race:
+            self.race.remote_access(threads, targets, line)
 
     def wait_at_barrier(
         self, group: Group, sel: object, block: Block, number: np.ndarray, count: np.ndarray | None
@@ -171,9 +189,7 @@ class Machine:
                     self.tiles.finish()
                     self.tensor.finish()
                     return True
-                elif not (
-                    self.release() or partial_warps.release(self) or self._advance() or self._time_out()
-                ):
+                elif not (self.release() or partial_warps.release(self) or self._advance() or self._time_out()):
                     raise deadlock.fault(self)
 
     def _polls(self, ready: list[Group]) -> bool:

@@ -45,6 +45,9 @@ class Ordering:
         everyone = np.indices((M.cta_count, W)).reshape(2, -1)
         self.tick(*everyone)
         self._meet(*everyone)
+        self.cluster_seen = np.zeros((M.cta_count, W), np.int64)  # phases of barrier.cluster that a warp has waited for
+        self.remote = np.zeros((M.cta_count, self.warp_columns), np.int32)  # accesses from other CTAs
+        self.remote_line = np.zeros(M.cta_count, np.int32)
         self.arrivals: dict[int, np.ndarray] = {}
         self.cluster_acc = np.zeros((2, M.cta_count // S, self.columns), np.int32)
         self.cluster_out = np.zeros_like(self.cluster_acc)
@@ -155,8 +158,23 @@ class Ordering:
     def cluster_wait(self, threads: np.ndarray, clusters: np.ndarray) -> None:
         if threads.size:
             ctas, warps = self._warps(threads)
-            known, fenced = self.cluster_out[:, ctas // self.M.cluster_size]
+            cluster = ctas // self.M.cluster_size
+            self.cluster_seen[ctas, warps] = self.M.cluster_barrier.generation[cluster]
+            known, fenced = self.cluster_out[:, cluster]
             self._see(ctas, warps, known, fenced)
+
+    def remote_access(self, threads: np.ndarray, targets: np.ndarray, line: int) -> None:
+        """Threads touch shared memory of other CTAs, which must not have left."""
+        cta, warp = self.M.cta[threads], self.M.warp[threads]
+        column = self.own[cta, warp]
+        np.maximum.at(self.remote, (targets, column), self.known[cta, warp, column])
+        self.remote_line[targets] = line
+
+    def leaves(self, ctas: np.ndarray) -> None:
+        """CTAs end: they must know of every access that other CTAs have made to their shared memory."""
+        late = self.remote[ctas] > self.known[ctas].max(axis=1)[:, : self.warp_columns]
+        for cta in ctas[late.any(axis=1)]:
+            self.note("cluster-exit", int(self.remote_line[cta]), 0, int(cta) * 32)
 
     # -- mbarriers -------------------------------------------------------------------------------------------------
     def _pairs(self, threads: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -195,9 +213,7 @@ class Ordering:
         column, clock = self.init_column[ids], self.init_clock[ids]
         unseen = (clock > self.known[cta, warp, column]) & (column != self.own[cta, warp])
         # The fence and a relaxed cluster barrier after it are a release of the inits.
-        unseen &= ~self.init_fenced[ids] | (
-            self.M.cluster_barrier.generation[cta // self.M.cluster_size] <= self.init_phase[ids]
-        )
+        unseen &= ~self.init_fenced[ids] | (self.cluster_seen[cta, warp] <= self.init_phase[ids])
         if unseen.any():
             self.note("mbarrier-init-race", line, int(self.init_line[ids[unseen][0]]), int(threads[np.argmax(unseen)]))
         if proxy:

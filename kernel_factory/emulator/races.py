@@ -31,6 +31,7 @@ _CURES = {
     "uninitialised-shared": "write the bytes before reading them",
     "async-not-waited": "wait for all groups before the kernel ends",
     "missing-proxy-fence": "put fence.proxy.async.shared::cta after the generic writes, then a barrier",
+    "cluster-exit": "let the CTA wait (barrier.cluster, or an mbarrier) until the others are done with its memory",
     "mbarrier-init-race": "put bar.sync (or barrier.cluster) between mbarrier.init and the other warps' use",
     "mbarrier-init-unfenced": "put fence.mbarrier_init.release.cluster after mbarrier.init, then a barrier",
     "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
@@ -304,6 +305,7 @@ def _message(kind: str, other: int) -> str:
         "uninitialised-shared": "read of shared bytes that nothing has written",
         "async-not-waited": "cp.async data still in flight at the end of the kernel",
         "missing-proxy-fence": f"the async proxy reads what generic writes{against} left, with no proxy fence between",
+        "cluster-exit": "a CTA may end before another CTA of its cluster accesses its shared memory here",
         "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
         "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before the cluster or copies use it",
         "mbarrier-phase-lag": "an mbarrier phase completes though a waiter of the phase before may not have seen that "

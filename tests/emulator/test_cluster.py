@@ -109,6 +109,22 @@ def test_remote_arrivals_complete_a_barrier_of_another_cta(mode):
     assert "mbarrier-init-unfenced" in kinds(result)
 
 
+def test_a_cta_that_may_leave_too_early_is_found():
+    """A remote arrival on a CTA that does not wait for the end of the others; a dropped wait for its init."""
+    body = (
+        RANK + "@%p0 mbarrier.init.shared.b64 [%r1], 32; fence.mbarrier_init.release.cluster;" + MEET
+        + "setp.eq.u32 %p2, %r2, 0; @%p2 bra END; xor.b32 %r7, %r2, 1; mapa.shared::cluster.u32 %r11, %r1, %r7;"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11]; END:"
+    )  # fmt: skip
+    result, _ = launch(body, {"out": 512}, grid=2, cluster=2, mode="race")
+    assert kinds(result) == {"cluster-exit"}
+    result, _ = launch(body + MEET, {"out": 512}, grid=2, cluster=2, mode="race")
+    assert result.ok, findings(result)
+    relaxed = body.replace("arrive.aligned", "arrive.relaxed.aligned") + MEET
+    result, _ = launch(relaxed, {"out": 512}, grid=2, cluster=2, mode="race")
+    assert result.ok, findings(result)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_multicast_brings_one_tile_to_every_cta_of_the_mask(mode):
     """Each CTA of two loads half of a tile for both; each barrier counts all the bytes."""

@@ -84,7 +84,9 @@ def cluster_flat(M, sel, base, offset, nbytes, chosen, line, n):
         at = int(np.argmax((local & (nbytes - 1)) != 0))
         raise Fault("misaligned", line, f"shared::cluster access of {nbytes} bytes at address {int(address[at]):#x}",
                     f"align the address to {nbytes} bytes", int(ids[at]))  # fmt: skip
-    return (M.cluster_start[M.cta[ids]] + rank) * M.shared_stride + local - M.shared_origin
+    target = M.cluster_start[M.cta[ids]] + rank
+    M.reach(ids, target, line)
+    return target * M.shared_stride + local - M.shared_origin
 
 
 @runtime
