@@ -6,6 +6,8 @@ import numpy as np
 
 from .small_floats import table
 
+_BLAS_ALONE = 1 << 17  # multiplications that OpenBLAS does on one thread (measured limit: 2^18)
+
 
 def decode(raw: np.ndarray, kind: str) -> np.ndarray:
     """Bytes (…, n) as values (…, n / size): float32, or float64 for integers (products stay exact)."""
@@ -32,6 +34,15 @@ def _small(raw: np.ndarray, kind: str) -> np.ndarray:
     bits = np.unpackbits(units, axis=-1, bitorder="little").reshape(*units.shape[:-1], 16, width)
     code = (bits << np.arange(width, dtype=np.uint8)).sum(-1)
     return table(kind)[code].reshape(*raw.shape[:-1], -1)
+
+
+def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B^T, in pieces so small that BLAS starts no threads: those cost far more than they save here."""
+    out = np.empty((a.shape[0], b.shape[0]), np.result_type(a, b))
+    step = max(8, _BLAS_ALONE // (b.shape[0] * b.shape[1]))
+    for row in range(0, a.shape[0], step):
+        np.matmul(a[row : row + step], b.T, out=out[row : row + step])
+    return out
 
 
 def scale_factors(words: np.ndarray, kind: str, first: int, count: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..ptx.records import Address, Immediate, Instruction, Vector
 from ..registry import emits, runtime
 from ..tensor_core import Work
 from ..tensor_descriptors import SIZES, DescriptorError, InstructionDescriptor, instruction, scaled_instruction
-from ..tensor_numbers import decode, read_result, scale_factors, write_result
+from ..tensor_numbers import decode, multiply, read_result, scale_factors, write_result
 from ..tensor_operands import SharedOperand, shared_operand
 from .tcgen05_alloc import cta_group
 from .tcgen05_ldst import tmem_address
@@ -203,11 +203,12 @@ class Product(Work):
             whole = None
             if isinstance(self.left, SharedOperand):
                 a = self.left.read(M, cta, form.a_type + packed)
-                whole = (-a if form.negate_a else a) @ b.T if form.scale is None else self._scaled(M, cta, a, b)
+                a = -a if form.negate_a else a
+                whole = multiply(a, b) if form.scale is None else self._scaled(M, cta, a, b)
             for piece in self.layout:
                 if whole is None:
                     a = self._from_tmem(M, cta, piece)
-                    part = a @ b[piece.first : piece.first + piece.columns].T
+                    part = multiply(a, b[piece.first : piece.first + piece.columns])
                 else:
                     part = whole[piece.row : piece.row + piece.rows, piece.first : piece.first + piece.columns]
                 self._write(M, cta, half, piece, part)
@@ -219,8 +220,7 @@ class Product(Work):
             words = M.tensor.memory.data[cta, :32, column : column - (-x.shape[0] // 32)].T.reshape(-1)[: x.shape[0]]
             factors = scale_factors(words, scale.type, first, scale.count)
             both.append(x * np.repeat(factors, x.shape[1] // scale.count, axis=1))
-        product = both[0] @ both[1].T
-        return -product if self.form.negate_a else product
+        return multiply(*both)
 
     def _from_tmem(self, M: object, cta: int, piece: Piece) -> np.ndarray:
         lane, column = self.lane + piece.lane, self.left & 0xFFFF
