@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         triangle_multiplicative_update_inference_shape_is_supported as triangle_multiplicative_update_inference_shape_is_supported,  # noqa: E501
     )
     from kf_runtime.plan import Plan as Plan
+    from kf_runtime.preload import preload as preload
     from kf_runtime.route import Generic as Generic
     from kf_runtime.route import UseCubin as UseCubin
 
@@ -44,6 +45,7 @@ _HOMES: Final = {
     "UseCubin": "kf_runtime.route",
     "explain": "kf_runtime.explanation",
     "status": "kf_runtime.explanation",
+    "preload": "kf_runtime.preload",
     "triangle_multiplicative_update": "kf_runtime.ops.triangle_multiplicative_update",
     "TriMulPrecision": "kf_runtime.ops.trimul_arguments",
     "TriangleMultiplicativeUpdate": "kf_runtime.ops.trimul_module",

@@ -18,7 +18,7 @@ import torch
 
 from kf_runtime import campaign, driver, route
 from kf_runtime.counters import Counters
-from kf_runtime.errors import ManifestError, Unavailable
+from kf_runtime.errors import ForkedAfterUse, ManifestError, Unavailable
 from kf_runtime.execute import PlanExecutor
 from kf_runtime.loader import Loader
 from kf_runtime.plan import Plan
@@ -57,6 +57,7 @@ class Dispatcher:
         self._systems: dict[int, System] = {}
         self._loaders: dict[int, Loader] = {}
         self._executors: dict[tuple[str, torch.device], PlanExecutor | Unavailable] = {}
+        self.forked: bool | None = None
 
     def manifest(self) -> Manifest:
         """The verified manifest, read once. Raises ManifestError, the same one each time."""
@@ -73,7 +74,9 @@ class Dispatcher:
             return self._manifest
 
     def system(self, ordinal: int = 0) -> System:
-        """The System of a device, asked once. Raises Unavailable."""
+        """The System of a device, asked once. Raises Unavailable; ForkedAfterUse in a child of a process that did."""
+        if self.forked is not None:
+            raise ForkedAfterUse
         with self._lock:
             if ordinal not in self._systems:
                 self._systems[ordinal] = driver.detect(ordinal)
@@ -93,6 +96,8 @@ class Dispatcher:
         return Generic(reason=Reason(code="device", text=text))
 
     def _emulated(self) -> System | None:
+        if self.forked is False:  # the parent's driver was a real one: host tensors are nothing to it
+            return None
         if 0 not in self._systems and not driver.is_mapped():
             return None
         try:
@@ -117,13 +122,13 @@ class Dispatcher:
         """An executor ready to launch, or the generic path and why. Under force, raises instead where it must."""
         decided = self.decide(device, describe)
         if isinstance(decided, UseCubin):
-            if _capturing(device) and (decided.entry.plan, device) not in self._executors:
-                decided = CAPTURING
-            else:
-                try:
+            try:
+                ready = (decided.entry.plan, device) in self._executors
+                if ready or not _capturing(device, self):
                     return self.executor(decided, device)
-                except Unavailable as error:
-                    decided = route.unavailable(error)
+                decided = CAPTURING
+            except Unavailable as error:
+                decided = route.unavailable(error)
         route.enforce(decided, self.mode)
         if decided.error is not None:
             self.counters.failure(decided.reason.code, decided.reason.text)
@@ -164,8 +169,11 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def _capturing(device: torch.device, owner: Dispatcher) -> bool:
+    """Whether the stream that a call on this device would launch on is being captured."""
+    if device.type == "cuda":
+        return torch.cuda.is_current_stream_capturing()
+    return owner.system(0).host_is_device and driver.is_capturing()
 
 
 class Process:
@@ -186,8 +194,12 @@ def install(dispatcher: Dispatcher) -> Dispatcher:
 
 
 def _fresh() -> None:
+    """In a forked child: nothing of the parent's driver is kept, and using it again is an error that says so."""
     before = Process.current
     Process.current = Dispatcher(campaign.Settings(mode=before.mode), before.folder)
+    if before.forked is not None or before._systems:
+        emulated = any(system.host_is_device for system in before._systems.values())
+        Process.current.forked = before.forked if before.forked is not None else emulated
 
 
 os.register_at_fork(after_in_child=_fresh)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-from kf_runtime.errors import DriverError, DriverUnavailable
+from kf_runtime.errors import DriverError, DriverUnavailable, KernelNotLoaded
 from kf_runtime.plan import Launch
 from kf_runtime.system import System
 
 INVALID_CONTEXT: Final = 201
 NAME_BYTES: Final = 256
+LOADED: Final = 1
 Handle = Any
 Launcher = Callable[[Any, Handle, int, int], tuple[Any]]
 
@@ -106,6 +108,28 @@ def ensure_context(ordinal: int) -> None:
         call("cuCtxSetCurrent", _primary_context(ordinal))
 
 
+@contextmanager
+def in_context(ordinal: int) -> Iterator[None]:
+    """The device's primary context as the current one; whatever was current before is current again afterwards.
+
+    Where nothing was current, the device's context stays: torch does the same.
+    """
+    if int(call("cuCtxGetCurrent")) == 0:
+        ensure_context(ordinal)
+        yield
+        return
+    call("cuCtxPushCurrent", _primary_context(ordinal))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def is_capturing(stream: int = 0) -> bool:
+    """Whether a stream is being captured into a CUDA graph."""
+    return int(call("cuStreamIsCapturing", bindings().CUstream(stream))) != 0
+
+
 @functools.cache
 def _primary_context(ordinal: int) -> Handle:
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
@@ -124,13 +148,17 @@ def get_kernel(library: Handle, symbol: str) -> Handle:
 def prepare(kernel: Handle, attributes: tuple[tuple[int, int], ...], ordinal: int) -> Handle:
     """Set the kernel's attributes on one device and load it into the current context: a CUfunction.
 
-    cuFuncLoad makes lazy loading happen now, never at a launch or while a graph is captured.
+    cuFuncLoad makes lazy loading happen now, never at a launch or while a graph is captured; cuFuncIsLoaded
+    says whether it did. Raises KernelNotLoaded where it did not.
     """
     device = call("cuDeviceGet", ordinal)
     for attribute, value in attributes:
         call("cuKernelSetAttribute", bindings().CUfunction_attribute(attribute), value, kernel, device)
     function = call("cuKernelGetFunction", kernel)
     call("cuFuncLoad", function)
+    state = int(call("cuFuncIsLoaded", function))
+    if state != LOADED:
+        raise KernelNotLoaded(state)
     return function
 
 

@@ -101,6 +101,28 @@ class DriverError(Unavailable):
         super().__init__(f"{call}: expected CUDA_SUCCESS; found {name} ({result}): {text}")
 
 
+class KernelNotLoaded(Unavailable):
+    """cuFuncLoad succeeded and cuFuncIsLoaded does not say so: a later launch might load, even while capturing."""
+
+    code = "kernel_not_loaded"
+
+    def __init__(self, state: int) -> None:
+        super().__init__(
+            f"cuFuncIsLoaded: expected 1 (loaded) after cuFuncLoad; found {state}; unset CUDA_MODULE_LOADING, "
+            "or update the NVIDIA display driver"
+        )
+
+
+class ForkedAfterUse(KfError):
+    """A process forked after KF had used the driver: no handle and no context survives a fork."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process was forked after kf_runtime had used the CUDA driver; expected a fork before first use, "
+            'or a new process; start workers with multiprocessing.get_context("spawn")'
+        )
+
+
 class NotAdmitted(KfError):
     """Mode ``force``: a call that KF could take by dtype is outside the admitted cells."""
 
@@ -109,6 +131,13 @@ class NotAdmitted(KfError):
             f"CUEQ_TRIMUL_KF_CAMPAIGN=force, but this call runs no kernel: {reason}; "
             "use `auto` to run the generic path instead"
         )
+
+
+class NoKernel(KfError):
+    """``preload`` was asked for a cell that does not run here."""
+
+    def __init__(self, cell: object, reason: str) -> None:
+        super().__init__(f"{cell}: expected a cell that runs on this device; found: {reason}")
 
 
 def version_text(version: int) -> str:

@@ -10,7 +10,7 @@ from kf_runtime import dispatch
 from kf_runtime.campaign import Mode
 from kf_runtime.counters import Failure
 from kf_runtime.dispatch import Dispatcher
-from kf_runtime.errors import ArgumentError, Unavailable
+from kf_runtime.errors import ArgumentError, ForkedAfterUse, Unavailable
 from kf_runtime.route import Route
 
 
@@ -76,7 +76,7 @@ def _coverage(current: Dispatcher) -> tuple[str | None, str | None, int, int]:
         return None, None, 0, 0
     try:
         system = current.system(0)
-    except Unavailable:
+    except (Unavailable, ForkedAfterUse):
         return None, None, 0, 0
     try:
         entries = current.manifest().on_sm(system.sm)

@@ -45,8 +45,7 @@ class Loader:
 
     def functions(self, plan: Plan) -> tuple[Any, ...]:
         """One CUfunction a launch of ``plan``, loaded into the device's context. Raises Unavailable."""
-        with self._lock:
-            driver.ensure_context(self._ordinal)
+        with self._lock, driver.in_context(self._ordinal):
             return tuple(self._function(launch) for launch in plan.launches)
 
     def _function(self, launch: Launch) -> Any:

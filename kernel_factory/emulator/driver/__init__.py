@@ -12,9 +12,10 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from kernel_factory.emulator.driver.service import Service, default_lookup
 
@@ -55,9 +56,54 @@ class InstalledDriver:
         """Libraries loaded so far."""
         return ctypes.c_long.in_dll(self._library, "kf_load_count").value
 
+    @property
+    def open_libraries(self) -> int:
+        """Libraries loaded and not unloaded."""
+        return self.loads - ctypes.c_long.in_dll(self._library, "kf_unload_count").value
+
+    @property
+    def capture_violations(self) -> int:
+        """Loads and waits that were asked for, and refused, while a stream was capturing."""
+        return ctypes.c_long.in_dll(self._library, "kf_capture_violations").value
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Streams capture inside this context: launches are recorded, not run; loads and waits are refused."""
+        recorded = Capture(self.service)
+        flag = ctypes.c_int.in_dll(self._library, "kf_capturing")
+        self.service.recording, flag.value = recorded.launches, 1
+        try:
+            yield recorded
+        finally:
+            self.service.recording, flag.value = None, 0
+
+    @contextmanager
+    def fault(self, call: str, result: int, skip: int = 0, times: int = 1) -> Iterator[None]:
+        """Inside this context ``call`` returns ``result``, after ``skip`` more calls and ``times`` times."""
+        if self._library.kf_arm(call.encode(), result, skip, times) != 0:
+            raise ValueError("too many faults at once")
+        try:
+            yield
+        finally:
+            self._library.kf_disarm()
+
     def set_launches(self, mode: Literal["run", "stub"]) -> None:
         """``run`` executes every launch on the emulator; ``stub`` counts it and returns, in C."""
         ctypes.c_int.in_dll(self._library, "kf_stub").value = int(mode == "stub")
+
+
+class Capture:
+    """Launches that a capturing stream recorded, their parameters copied as the driver copies them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.launches: list[tuple[Any, Any]] = []
+
+    def replay(self) -> None:
+        """Run what was recorded, in order. Raises RuntimeError where a launch fails."""
+        for kernel, request in self.launches:
+            if self._service.execute(kernel, request) != 0:
+                raise RuntimeError(f"replay of {kernel.name} failed")
 
 
 _installed: InstalledDriver | None = None
@@ -68,12 +114,14 @@ def install_driver(
     launches: Literal["run", "stub"] = "run",
     lookup: Callable[[str], str | None] | None = None,
     driver_version: int = DRIVER_VERSION,
+    devices: int = 1,
 ) -> InstalledDriver:
     """Put the emulated driver in place of libcuda for this process.
 
     ``lookup`` maps a cubin's sha256 to its PTX text, or None for a hash it does not know, which
     the driver reports as CUDA_ERROR_NO_BINARY_FOR_GPU; the default looks in the factory's store.
-    ``driver_version`` is the CUDA version that the driver claims, 13030 for 13.3.
+    ``driver_version`` is the CUDA version that the driver claims, 13030 for 13.3; ``devices`` how many
+    devices it has, all of the same product.
     A second call with the same ``sm`` returns the driver that is there, in the new mode. Raises
     DriverInstallError if another libcuda is mapped, or this one is on another SM.
     """
@@ -82,7 +130,7 @@ def install_driver(
         raise DriverInstallError(f"sm: expected one of {', '.join(CAPABILITY)}; found {sm!r}")
     if _installed is None:
         _refuse_other_driver()
-        _installed = _load(sm, lookup or default_lookup(), driver_version)
+        _installed = _load(sm, lookup or default_lookup(), driver_version, devices)
         _verify(_installed.product)
     elif _installed.sm != sm:
         raise DriverInstallError(f"sm: this process already emulates {_installed.sm}; start another for {sm}")
@@ -100,7 +148,7 @@ def _refuse_other_driver() -> None:
         )
 
 
-def _load(sm: str, lookup: Callable[[str], str | None], driver_version: int) -> InstalledDriver:
+def _load(sm: str, lookup: Callable[[str], str | None], driver_version: int, devices: int) -> InstalledDriver:
     folder = Path(tempfile.mkdtemp(prefix="kf-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "libcuda.so.1"
@@ -117,6 +165,7 @@ def _load(sm: str, lookup: Callable[[str], str | None], driver_version: int) -> 
         "kf_multiprocessors": 132,
         "kf_shared_limit": _SHARED_LIMIT.get(sm, 232448),
         "kf_driver_version": driver_version,
+        "kf_devices": devices,
     }
     for name, value in numbers.items():
         ctypes.c_int.in_dll(library, name).value = value

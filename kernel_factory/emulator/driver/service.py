@@ -82,6 +82,7 @@ class Service:
         self._modules: list[Any] = []
         self._lock = threading.Lock()
         self.findings: list[str] = []
+        self.recording: list[tuple[Any, Any]] | None = None
 
     def connect(self, library: ctypes.CDLL) -> None:
         """Hand the callbacks to the C library; they are kept alive here."""
@@ -96,8 +97,10 @@ class Service:
         text = self._lookup(hashlib.sha256(ctypes.string_at(code, size)).hexdigest()) if size else None
         if text is None:
             return NO_BINARY_FOR_GPU
-        self._modules.append(emulator.load(text))
-        out[0] = len(self._modules) - 1
+        loaded = emulator.load(text)
+        with self._lock:
+            self._modules.append(loaded)
+            out[0] = len(self._modules) - 1
         return SUCCESS
 
     def _has(self, module: int, name: bytes) -> int:
@@ -118,6 +121,15 @@ class Service:
         request = emulator.LaunchConfig(
             grid=tuple(config.grid), block=tuple(config.block), dynamic_shared=config.shared_bytes, params=images
         )
+        if self.recording is not None:
+            self.recording.append((kernel, request))
+            return SUCCESS
+        return self.execute(kernel, request)
+
+    def execute(self, kernel: Any, request: Any) -> int:
+        """Run one launch on the emulator."""
+        from kernel_factory import emulator
+
         result = emulator.run(kernel, request, emulator.HostMemory(), mode="lockstep", counters=False)
         for finding in result.findings:
             self._report(str(finding))

@@ -46,6 +46,7 @@ class FakeDriver:
     on_launch: Callable[[str, int], None] = lambda function, parameters: None
     results: dict[str, list[Result]] = field(default_factory=dict)
     context: int = 1
+    capturing: bool = False
 
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
@@ -76,6 +77,9 @@ class FakeDriver:
             "cuDriverGetVersion": self.version,
             "cuDevicePrimaryCtxRetain": 7,
             "cuCtxGetCurrent": self.context,
+            "cuFuncIsLoaded": 1,
+            "cuStreamIsCapturing": int(self.capturing),
+            "cuCtxPopCurrent": 1,
             "cuLibraryLoadData": "library",
             "cuGetErrorString": b"said by the fake",
         }
