@@ -230,11 +230,8 @@ def test_a_from_tensor_memory(m, kind):
         assert np.array_equal(got[lanes_of(m)], a @ b.T)
 
 
-@pytest.mark.parametrize("m", [128, 256])
-@pytest.mark.parametrize("mode", ["lockstep", "warp-serial", "race"])
-def test_a_pair_of_ctas_multiplies_together(m, mode):
-    """cta_group::2: each CTA holds half of A's rows and half of B's, and gets its rows of the result."""
-    n = 64
+def paired(m: int, n: int, mode: str, drop: tuple[str, ...] = ()):
+    """One product of a pair of CTAs; the result's cells, the product, and the run."""
     a, b = numbers(1, (m, 16), "bf16"), numbers(2, (n, 16), "bf16")
     la, lb = layout(False, 128, m // 2, 2, 0), layout(False, 128, n // 2, 2, 0)
     images = [
@@ -252,11 +249,18 @@ def test_a_pair_of_ctas_multiplies_together(m, mode):
         steps[-1:-1] = [("ld", _rows("ld", n // 2))]
         steps += [("out", to_global("after", n // 2))]
     buffers = {"image": np.stack(images), "after": 2 * 128 * n * 4}
-    result, memory = go(
-        kernel(steps + finish(64, group=2), tuple(buffers)), buffers, dynamic=size + 64, grid=2, cluster=2, mode=mode
-    )
+    text = kernel(steps + finish(64, group=2), tuple(buffers), drop)
+    result, memory = go(text, buffers, dynamic=size + 64, grid=2, cluster=2, mode=mode)
+    return memory, (a @ b.T).astype(np.float32), result
+
+
+@pytest.mark.parametrize("m", [128, 256])
+@pytest.mark.parametrize("mode", ["lockstep", "warp-serial", "race"])
+def test_a_pair_of_ctas_multiplies_together(m, mode):
+    """cta_group::2: each CTA holds half of A's rows and half of B's, and gets its rows of the result."""
+    n = 64
+    memory, want, result = paired(m, n, mode)
     assert result.ok, [str(f) for f in result.findings]
-    want = (a @ b.T).astype(np.float32)
     if m == 256:
         assert np.array_equal(memory.read("after", np.float32, (256, n)), want)
         return
@@ -264,6 +268,19 @@ def test_a_pair_of_ctas_multiplies_together(m, mode):
     for half in (0, 1):
         rows = want[half * 64 : half * 64 + 64]
         assert np.array_equal(got[half, :64], rows[:, : n // 2]) and np.array_equal(got[half, 64:], rows[:, n // 2 :])
+
+
+@pytest.mark.parametrize(
+    ("drop", "kind"),
+    [(("cluster0",), "race-read-after-write"), (("proxy",), "missing-proxy-fence"), (("wait",), "tmem-not-committed"),
+     (("after1",), "tcgen05-missing-fence")],
+)  # fmt: skip
+def test_hazards_between_the_ctas_of_a_pair(drop, kind):
+    """The issuing CTA reads the other's shared memory and writes its TMEM: both need the order of the cluster."""
+    result = paired(256, 64, "race", drop)[2]
+    assert any(f.kind == kind and f.text.startswith("tcgen05") for f in result.findings), [
+        str(f) for f in result.findings
+    ]
 
 
 @settings(max_examples=200, deadline=None)
