@@ -1,0 +1,81 @@
+"""Allow-lists: written by the machine, read back exactly, refused where they do not match what was built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kf_runtime import manifest as manifests
+from kf_runtime.cell import Cell
+
+from kernel_factory import allowlist, package
+from kernel_factory.allowlist import Proved, Row
+from kernel_factory.built import BuiltCell
+from kernel_factory.pipeline import Selection
+
+CELL = Cell(op="triangle_multiplicative_update", B=1, N=64, C=128, D=128, direction="outgoing", mask=True, sm="sm_90a")
+ROW = Row(
+    cell=CELL,
+    cubins=("a" * 64, "b" * 64, "c" * 64),
+    proofs=(Proved(product="KF Emulated sm_90a", level="emulated", evidence="d" * 64),),
+)
+
+
+def _row_of(built: BuiltCell) -> Row:
+    return replace(ROW, cell=built.cell, cubins=tuple(artifact.cubin for artifact in built.artifacts))
+
+
+def test_round_trip_and_order(tmp_path: Path) -> None:
+    """Rows come back equal and in key order, and writing the same rows again changes nothing."""
+    rows = [ROW, replace(ROW, cell=replace(CELL, N=100)), replace(ROW, cell=replace(CELL, mask=False))]
+    assert allowlist.write(tmp_path, CELL.op, "sm_90a", rows)
+    assert allowlist.read(tmp_path, CELL.op, "sm_90a") == sorted(rows, key=lambda row: row.cell)
+    assert not allowlist.write(tmp_path, CELL.op, "sm_90a", rows[::-1])
+
+
+def test_absent_list_is_empty(tmp_path: Path) -> None:
+    """No file means that no cell is admitted."""
+    assert allowlist.read(tmp_path, CELL.op, "sm_80") == []
+
+
+def test_edited_list_is_a_clear_error(tmp_path: Path) -> None:
+    """A row without its cubins names the file and the command that writes it."""
+    allowlist.write(tmp_path, CELL.op, "sm_90a", [ROW])
+    path = allowlist.path_of(tmp_path, CELL.op, "sm_90a")
+    path.write_text(path.read_text().replace("cubins", "cubin"))
+    with pytest.raises(ValueError, match="kf admit"):
+        allowlist.read(tmp_path, CELL.op, "sm_90a")
+
+
+def test_row_of_other_cubins_is_not_packaged(selection: Selection, built: list[BuiltCell]) -> None:
+    """A row that names other bytes than were built never reaches the wheel."""
+    with pytest.raises(package.PackageError, match="built were"):
+        package.build_manifest(selection.workspace.store, [(built[0], replace(ROW, cell=built[0].cell))])
+
+
+def test_packaged_folder_holds_what_the_manifest_names(
+    selection: Selection, built: list[BuiltCell], tmp_path: Path
+) -> None:
+    """Manifest, sidecar and cubins agree; a cubin that nothing names any more is removed."""
+    store, admitted = selection.workspace.store, [(cell, _row_of(cell)) for cell in built]
+    package.write(store, tmp_path, package.build_manifest(store, admitted))
+    stray = tmp_path / "cubins" / "stray.cubin"
+    stray.write_bytes(b"old")
+    packaged = package.write(store, tmp_path, package.build_manifest(store, admitted[:1]))
+    manifest = manifests.load(tmp_path)
+    assert {f"cubins/{path.name}" for path in (tmp_path / "cubins").iterdir()} == {
+        r.file for r in manifest.cubins.values()
+    }
+    assert (packaged.cells, packaged.cubins) == (1, 3)
+    assert manifest.plan_of(manifest.entries[built[0].cell]) == built[0].plan
+
+
+def test_lock_lists_every_cubin_once(selection: Selection, built: list[BuiltCell]) -> None:
+    """cubins.lock has hash, size, SM, kernel and toolchain of each distinct cubin, in a fixed order."""
+    store, admitted = selection.workspace.store, [(cell, _row_of(cell)) for cell in built]
+    data = package.lock(admitted, store)
+    assert data == package.lock(admitted[::-1], store)
+    for cell in built:
+        for artifact in cell.artifacts:
+            assert data.count(artifact.cubin.encode()) == 1
