@@ -197,7 +197,7 @@ class SharedRaces(Ordering):
         self._order(threads, self._who(threads), cells, line, "read", True, proxy=True, clocks=clocks)
         repeat = threads.shape[0] // groups.shape[0]
         reader, mark = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | _MANY, repeat)
-        self.reads[cells, reader[:, None]] = mark[:, None]
+        self.reads.reshape(-1)[cells * self.readers + reader[:, None]] = mark[:, None]
         self.read_line[cells] = line
 
     def _chunk_cells(self, flat: np.ndarray) -> np.ndarray:

@@ -247,3 +247,43 @@ def test_plain_bulk_copies_move_bytes_both_ways(mode):
     assert result.ok, findings(result)
     assert np.array_equal(memory.read("y", np.float32, (128,)), data[:128])
     assert np.array_equal(memory.read("z", np.float32, (256,)), 2 * data)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tensor_map_edited_on_the_device_is_used(mode):
+    """tensormap.replace of address, extents, strides, box, type and swizzle; then cp_fenceproxy and a load."""
+    data = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    other = np.arange(4096, dtype=np.float32).reshape(32, 128)
+    old = tensor_map(data, (64, 8))
+    want = tensor_map(other, (32, 8), swizzle=3, nan_fill=True)
+    edits = "".join(
+        f"@%p0 tensormap.replace.tile.{field}.shared::cta.b1024.{kind} [%r1+2048], {value};"
+        for field, kind, value in (
+            ("global_address", "b64", "%d5"), ("rank", "b32", 1), ("elemtype", "b32", 7), ("swizzle_mode", "b32", 3),
+            ("global_dim", "b32", "0, 128"), ("global_dim", "b32", "1, 32"), ("global_stride", "b64", "0, 512"),
+            ("box_dim", "b32", "0, 32"), ("box_dim", "b32", "1, 8"), ("fill_mode", "b32", 1),
+            ("swizzle_atomicity", "b32", 0), ("interleave_layout", "b32", 0),
+        )
+    )  # fmt: skip
+    body = (
+        INIT + "ld.param.u64 %d5, [y]; ld.param.u64 %d6, [edited]; shl.b32 %r9, %r0, 2; add.s32 %r9, %r9, %r1;"
+        "mov.u64 %d0, map_x; cvta.param.u64 %d2, %d0; mul.wide.u32 %d7, %r0, 4; add.s64 %d2, %d2, %d7;"
+        "ld.b32 %r10, [%d2]; st.shared.b32 [%r9+2048], %r10; bar.warp.sync -1;" + edits + "bar.warp.sync -1;"
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d6], [%r1+2048], 128;"
+        "fence.proxy.tensormap::generic.acquire.gpu [%d6], 128;"
+        "@%p0 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1], 1024;"
+        "@%p0 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+        "[%r1+1024], [%d6, {64, 28}], [%r1];" + WAIT + _dump(1024)
+    )
+    result, memory = launch(body, {"x": data, "y": other, "edited": 128, "out": 1024}, {"map_x": ("x", old)}, mode=mode)
+    assert result.ok, findings(result)
+    address = memory.address("y")
+    assert (
+        memory.read("edited", np.uint8, (64,)).tobytes() == TensorMap(**{**vars(want), "address": address}).encode()[:64]
+    )
+    tile = _box(other, (64, 28), (32, 8))
+    tile[4:] = np.nan
+    got = memory.read("out", np.uint8, (1024,)).tobytes()
+    assert np.array_equal(
+        np.frombuffer(got, np.float32), np.frombuffer(_swizzle(tile.tobytes(), 1024, 128), np.float32), equal_nan=True
+    )

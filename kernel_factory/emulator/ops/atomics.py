@@ -15,7 +15,8 @@ from ..numerics import bf16_bits, bf16_value, ftz
 from ..ptx.records import Instruction, Vector
 from ..race_atomics import shared_atomic
 from ..registry import emits, runtime
-from .memory_access import _generic, generic_masks, global_parts, shared_base, shared_flat
+from .generic_access import _generic, generic_masks
+from .memory_access import global_parts, shared_base, shared_flat
 
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint", "L1::", "L2::")
 _OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")

@@ -12,7 +12,8 @@ from ..emitter import Emitter, Modifiers
 from ..numerics import bf16_value, f16_bits
 from ..ptx.records import Immediate, Instruction, Vector
 from ..registry import emits, runtime
-from .memory_access import _generic, global_base, load_global, load_shared, shared_base, store_global, store_shared
+from .generic_access import _generic
+from .memory_access import global_base, load_global, load_shared, shared_base, store_global, store_shared
 
 _SHAPES = {
     "m16n16k16": (16, 16, 16),
