@@ -95,9 +95,9 @@ def swap(text: str, draw: random.Random) -> str:
 
 def replace(text: str, draw: random.Random) -> str:
     odd = (
-        "{", "}", "[", "]", "(", ")", ";", ",", "|", "!", "@", "_", "0", "-1", "0x", "0f", "99999999999999999999", ".b32",
-        ".b8", ".f64", ".v4", "%r1", "%rd1", "%p1", "%tid.x", "%clock", ".cc", ".sat", ".rz", "-0x8000000000000000", "1.5",
-        "1e400", "é", "\0", "nan", ".shared", ".global", "%q9", "call", "brx.idx", "ret", ".reg", ".param", "/*", "//", '"',
+        *"{}[]();,|!@_0\"\0é", "-1", "0x", "0f", "9" * 20, ".b32", ".b8", ".f64", ".v4", "%r1", "%rd1", "%p1", "%tid.x",
+        "%clock", ".cc", ".sat", ".rz", "-0x8000000000000000", "1e400", "nan", ".shared", ".global", "%q9", "call",
+        "1.5", "brx.idx", "ret", ".reg", ".param", "/*", "//",
     )  # fmt: skip
 
     def change(words: list[str]) -> None:

@@ -27,6 +27,8 @@ def special_registers(M: object) -> dict[str, np.ndarray]:
         "smid": one(0),
         "nsmid": one(1),
         "gridid": one(1),
+        "WARP_SZ": one(32),
+        "aggr_smem_size": one(M.config.dynamic_shared + M.program.layout.static_shared),
         "lanemask_eq": np.uint32(1) << lane,
         "lanemask_lt": (np.uint32(1) << lane) - np.uint32(1),
         "dynamic_smem_size": one(M.config.dynamic_shared),

@@ -68,7 +68,8 @@ def layer_norm_f32(sm: int) -> Launch:
         "RSTD_ptr": np.zeros(5, np.float32), "RSTD_row_stride": 1, "n_cols": 384, "eps": 1e-5, "BLOCK_SIZE": 512,
     }  # fmt: skip
     expected = {
-        "Y_ptr": _near((v - mean) * rstd * w + b, atol=1e-5), "Mean_ptr": _near(mean[:, 0]), "RSTD_ptr": _near(rstd[:, 0]),
+        "Y_ptr": _near((v - mean) * rstd * w + b, atol=1e-5), "Mean_ptr": _near(mean[:, 0]),
+        "RSTD_ptr": _near(rstd[:, 0]),
     }  # fmt: skip
     return _launch(layer_norm._layer_norm_forward_kernel, values, sm, (5,), expected)
 

@@ -56,7 +56,6 @@ def layer_norm(sm: int) -> Launch:
     return _launch(K.layer_norm, values, sm, (4,), {"out": expected}, warps=8)
 
 
-
 def _operand(kind: str, shape: tuple, seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     """Bits, float64 values, Triton type. Small integers, so that every sum is exact."""
     v = _rng(seed).integers(-4, 5, shape)
@@ -77,7 +76,9 @@ def _operand(kind: str, shape: tuple, seed: int) -> tuple[np.ndarray, np.ndarray
     return bits, v.astype(np.float64), f"*{kind}"
 
 
-def matmul(kind: str, sm: int, shape: tuple[int, int, int] = (100, 72, 96), tile=(64, 32, 32), warps: int = 4) -> Launch:
+def matmul(
+    kind: str, sm: int, shape: tuple[int, int, int] = (100, 72, 96), tile=(64, 32, 32), warps: int = 4
+) -> Launch:
     m, n, k = shape
     a, fa, ta = _operand(kind, (m, k), 3)
     b, fb, tb = _operand(kind, (k, n), 4)
@@ -232,7 +233,7 @@ def conversions(sm: int) -> Launch:
     from kernel_factory.emulator.small_floats import table
 
     def nearest(kind: str) -> np.ndarray:
-        values = table(kind)[:0x7C if kind == "e5m2" else 0x7F].astype(np.float64)
+        values = table(kind)[: 0x7C if kind == "e5m2" else 0x7F].astype(np.float64)
         gap = np.abs(np.abs(x.astype(np.float64))[:, None] - values)
         code = gap.argmin(1)
         tied = np.take_along_axis(gap, np.minimum(code + 1, len(values) - 1)[:, None], 1)[:, 0] == gap.min(1)

@@ -1,5 +1,4 @@
 """Small Triton kernels for conformance: the language's own features, one or two a kernel."""
-# ruff: noqa: N803
 
 from __future__ import annotations
 
@@ -32,7 +31,9 @@ def layer_norm(x, w, b, out, stride, n, eps, BLOCK: tl.constexpr):
     mean = tl.sum(v, 0) / n
     centred = tl.where(inside, v - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / n + eps)
-    tl.store(out + row * stride + i, centred * scale * tl.load(w + i, mask=inside) + tl.load(b + i, mask=inside), inside)
+    tl.store(
+        out + row * stride + i, centred * scale * tl.load(w + i, mask=inside) + tl.load(b + i, mask=inside), inside
+    )
 
 
 @triton.jit
@@ -45,8 +46,16 @@ def matmul(
     k = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), ACC)
     for start in range(0, K, BK):
-        x = tl.load(a + m[:, None] * sam + (start + k)[None, :] * sak, mask=(m[:, None] < M) & ((start + k)[None, :] < K), other=0.0)  # noqa: E501
-        y = tl.load(b + (start + k)[:, None] * sbk + n[None, :] * sbn, mask=((start + k)[:, None] < K) & (n[None, :] < N), other=0.0)  # noqa: E501
+        x = tl.load(
+            a + m[:, None] * sam + (start + k)[None, :] * sak,
+            mask=(m[:, None] < M) & ((start + k)[None, :] < K),
+            other=0.0,
+        )
+        y = tl.load(
+            b + (start + k)[:, None] * sbk + n[None, :] * sbn,
+            mask=((start + k)[:, None] < K) & (n[None, :] < N),
+            other=0.0,
+        )
         acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
     tl.store(c + m[:, None] * scm + n[None, :] * scn, acc, mask=(m[:, None] < M) & (n[None, :] < N))
 

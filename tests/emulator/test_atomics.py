@@ -72,7 +72,11 @@ def test_integer_atomics_act_thread_by_thread(op, kind, space, data):
     for i in range(THREADS):
         olds.append(want[at[i]])
         new = step(op, want[at[i]], int(value[i]), 8 * number().itemsize)
-        want[at[i]] = new if not np.issubdtype(number, np.signedinteger) or new <= info.max else new - (1 << 8 * number().itemsize)
+        want[at[i]] = (
+            new
+            if not np.issubdtype(number, np.signedinteger) or new <= info.max
+            else new - (1 << 8 * number().itemsize)
+        )
     for keep in (True, False):
         buffers = {"at": at, "value": value, "cells": start.copy(), "old": THREADS * number().itemsize}
         shared = ".shared .align 16 .b8 smem[64];"
@@ -115,7 +119,8 @@ def test_half_atomics_round_every_step(form):
     register, source = ("%r1", "0x40003C00") if wide else ("%h1", "0x3C00")  # 1.0 and 2.0 in f16
     if "bf16" in form:
         source = "0x40003F80" if wide else "0x3F80"
-    body = f"ld.param.u64 %d2, [cells]; mov.b{32 if wide else 16} {register}, {source}; red.global.{form} [%d2], {register};"
+    body = f"ld.param.u64 %d2, [cells]; mov.b{32 if wide else 16} {register}, {source};"
+    body += f"red.global.{form} [%d2], {register};"
     result, memory = launch(body, {"cells": np.zeros(4, np.uint16)})
     assert result.ok
     bits = memory.read("cells", np.uint16, (4,))

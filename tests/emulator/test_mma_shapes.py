@@ -71,7 +71,9 @@ def test_fragments_multiply_in_their_documented_places(shape, d, a, b):
         lists.append("{" + ", ".join(f"{name}{at + i}" for i in range(count)) + "}")
         at += count
     total = regs.shape[1]
-    body = f"mov.u32 %r0, %tid.x; ld.param.u64 %d0, [src]; mul.wide.u32 %d1, %r0, {total * width}; add.s64 %d0, %d0, %d1;"
+    body = (
+        f"mov.u32 %r0, %tid.x; ld.param.u64 %d0, [src]; mul.wide.u32 %d1, %r0, {total * width}; add.s64 %d0, %d0, %d1;"
+    )
     body += "".join(f"ld.global.b{bits} {name}{10 + i}, [%d0+{width * i}];" for i in range(total))
     body += f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{d} {lists[2]}, {lists[0]}, {lists[1]}, {lists[2]};"
     body += f"ld.param.u64 %d2, [dst]; mul.wide.u32 %d1, %r0, {nc * width}; add.s64 %d2, %d2, %d1;"
@@ -131,7 +133,9 @@ def test_wmma_multiplies_tiles(kind, layouts, space):
         body += "mov.u32 %r0, %tid.x; mov.u32 %r1, smem; mul.wide.u32 %d4, %r0, 16; add.s64 %d5, %d0, %d4;"
         body += "add.s64 %d6, %d1, %d4; cvt.u32.u64 %r2, %d4; add.u32 %r3, %r1, %r2;"
         body += "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d5]; st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};"
-        body += f"ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%d6]; st.shared.v4.b32 [%r3+{size}], {{%r4, %r5, %r6, %r7}};"
+        body += (
+            f"ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%d6]; st.shared.v4.b32 [%r3+{size}], {{%r4, %r5, %r6, %r7}};"
+        )
         body += f"bar.sync 0; add.u32 %r2, %r1, {size};"
         where = ["[%r1]", "[%r2]"]
     memory_space = "shared" if space == "shared" else "global"
@@ -139,7 +143,8 @@ def test_wmma_multiplies_tiles(kind, layouts, space):
     body += f"wmma.load.b.sync.aligned.{layouts[1]}.{shape}.{memory_space}.{kind} {lists[1]}, {where[1]}, {leads[1]};"
     body += f"wmma.load.c.sync.aligned.row.{shape}.global.{d} {lists[2]}, [%d2], 16;"
     types = f"{d}.{d}" if kind == "f16" else f"{d}.{kind}.{kind}.{d}"
-    body += f"wmma.mma.sync.aligned.{layouts[0]}.{layouts[1]}.{shape}.{types} {lists[2]}, {lists[0]}, {lists[1]}, {lists[2]};"
+    body += f"wmma.mma.sync.aligned.{layouts[0]}.{layouts[1]}.{shape}.{types} "
+    body += f"{lists[2]}, {lists[0]}, {lists[1]}, {lists[2]};"
     body += f"wmma.store.d.sync.aligned.row.{shape}.global.{d} [%d2], {lists[2]}, 16;"
     buffers = {"a": stored[0], "b": stored[1], "c": C.astype(number)}
     shared = ".shared .align 16 .b8 smem[1024];"

@@ -67,7 +67,9 @@ def operands(opcode: str) -> str:
     if opcode.endswith(".pred"):
         register = last = "%p"
     else:
-        bits = str(int(types[-1][1]) * (2 if types[-1][2] else 1)) if types else "16" if opcode.endswith("bf16") else "32"
+        bits = (
+            str(int(types[-1][1]) * (2 if types[-1][2] else 1)) if types else "16" if opcode.endswith("bf16") else "32"
+        )
         register = last = WIDTHS[bits]
         if root == "cvt" and types:
             register = WIDTHS[types[0][1]]
@@ -97,7 +99,7 @@ def test_the_opcode_has_an_emitter_and_compiles(opcode):
     name, *modifiers = opcode.split(".")
     assert find(name, tuple(modifiers))[1] is not None
     text = (
-        f".version 9.3\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .align 16 .b8 p[64])\n{{\n{REGISTERS}"
-        f"{opcode} {operands(opcode)};\nEND:\nret;\n}}\n"
+        ".version 9.3\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .align 16 .b8 p[64])\n"
+        f"{{\n{REGISTERS}{opcode} {operands(opcode)};\nEND:\nret;\n}}\n"
     )
     assert load(text).kernels["k"].program.blocks

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from ptx_lab import THREADS, apply
 
-FORMATS = {"e4m3": (4, 3, 7, 8), "e5m2": (5, 2, 15, 8), "e2m3": (2, 3, 1, 6), "e3m2": (3, 2, 3, 6), "e2m1": (2, 1, 1, 4)}
+FORMATS = {
+    "e4m3": (4, 3, 7, 8),
+    "e5m2": (5, 2, 15, 8),
+    "e2m3": (2, 3, 1, 6),
+    "e3m2": (3, 2, 3, 6),
+    "e2m1": (2, 1, 1, 4),
+}
 
 
 def value(code: int, kind: str) -> float:
@@ -79,7 +85,9 @@ def test_tf32_keeps_ten_bits_of_mantissa(mode):
     got = apply(f"cvt.{mode}.tf32.f32 %o, %a;", {"a": x.view(np.uint32)}, {"o": np.uint32})["o"].view(np.float32)
     mantissa, exponent = np.frexp(x.astype(np.float64))
     scaled = mantissa * 2**11
-    whole = {"rz": np.trunc(scaled), "rn": np.rint(scaled), "rna": np.trunc(np.abs(scaled) + 0.5) * np.sign(scaled)}[mode]
+    whole = {"rz": np.trunc(scaled), "rn": np.rint(scaled), "rna": np.trunc(np.abs(scaled) + 0.5) * np.sign(scaled)}[
+        mode
+    ]
     assert np.array_equal(got, np.ldexp(whole, exponent - 11).astype(np.float32))
 
 

@@ -157,7 +157,7 @@ def _back(old: np.ndarray, chosen: np.ndarray | None, n: int) -> np.ndarray:
     return full
 
 
-# -- one memory cell after the other ------------------------------------------------------------------------------------
+# -- one memory cell after the other ----------------------------------------------------------------------------------
 def update(view, at, op, kind, value, compare, want, flush):
     """Apply the operation at ``at``, in order where positions repeat; the old values if wanted."""
     if at.shape[0] == 0:

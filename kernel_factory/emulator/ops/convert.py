@@ -94,7 +94,9 @@ def _integer_to_float(e: Emitter, ins: Instruction, mods: Modifiers, target: str
     if target in _HALVES:
         e.set(dst, f"half_bits(({x}).astype(f64), {target!r}, {rounding!r}, False, False).astype(u16)", "u16")
         return
-    code = f"{x}.astype({NUMPY[target]})" if rounding == "rn" else f"integer_rounded({x}, {NUMPY[target]}, {rounding!r})"
+    code = (
+        f"{x}.astype({NUMPY[target]})" if rounding == "rn" else f"integer_rounded({x}, {NUMPY[target]}, {rounding!r})"
+    )
     e.set(dst, f"np.clip({code}, 0, 1).astype({NUMPY[target]})" if sat else code, NUMPY[target])
 
 

@@ -39,20 +39,20 @@ def _variants() -> list[tuple[str, str, str, str, str, str]]:
 
 def _names() -> list[str]:
     names = []
-    for prefix, shape, d, a, b, c in _variants():
+    for prefix, shape, *types in _variants():
         kind = prefix.endswith("+")  # kind:: may follow the shape's layout
         prefix = prefix.rstrip("+")
         middle = ".kind::f8f6f4" if kind else ""
-        names.append(f"{prefix}.{shape}.row.col{middle}.{d}.{a}.{b}.{c}")
-        if d == "s32":
-            names.append(f"{prefix}.{shape}.row.col.satfinite.{d}.{a}.{b}.{c}")
+        names.append(f"{prefix}.{shape}.row.col{middle}.{'.'.join(types)}")
+        if types[0] == "s32":
+            names.append(f"{prefix}.{shape}.row.col.satfinite.{'.'.join(types)}")
     return names
 
 
 @emits(*_names(), collective=32)
 def multiply_other(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """d = a b + c."""
-    d, a, b, c = ins.modifiers[-4:]
+    d, a, b, _ = ins.modifiers[-4:]
     shape = next(m for m in ins.modifiers if m[0] == "m" and "n" in m)
     rows, depth = (8 if shape.startswith("m8") else 16), int(shape.split("k")[1])
     if ins.guard:

@@ -73,6 +73,9 @@ def set_predicate(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     compare = mods.left.pop(0) if mods.left else ""
     logic = mods.take(*_LOGIC)
     dst, a, b, *rest = ins.operands
+    if kind in ("bf16x2", "f16x2"):
+        _pair_predicates(e, kind, compare, logic, ins.operands)
+        return
     result = _compare(e, kind, compare, _operand(e, a, kind, flush), _operand(e, b, kind, flush))
     targets = dst.items if isinstance(dst, Vector) else (dst,)
     other = f"(~{result})"
@@ -84,6 +87,16 @@ def set_predicate(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     e.set(targets[0], result, "bool")
     if len(targets) > 1:
         e.set(targets[1], other, "bool")
+
+
+def _pair_predicates(e: Emitter, kind: str, compare: str, logic: str | None, operands: tuple) -> None:
+    """setp of two halves: a predicate for each."""
+    dst, a, b, *rest = operands
+    if not isinstance(dst, Vector) or len(dst.items) != 2 or len(rest) != bool(logic):
+        raise e.fail("setp of two halves writes p|q, and takes a third source with .and, .or or .xor only")
+    for item, x, y in zip(dst.items, decode(e, a, kind), decode(e, b, kind), strict=True):
+        result = _compare(e, kind[:-2], compare, x, y)
+        e.set(item, f"({result} {_LOGIC[logic]} {e.value(rest[0], 'bool')})" if logic else result, "bool")
 
 
 def _operand(e: Emitter, operand: object, kind: str, flush: object) -> str:

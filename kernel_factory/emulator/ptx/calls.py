@@ -9,7 +9,7 @@ An indexed branch becomes a comparison and a branch for each target.
 from __future__ import annotations
 
 from ..errors import PtxError
-from .records import Address, Function, Immediate, Instruction, Label, Register, Symbol
+from .records import Address, Function, Immediate, Label, Register, Symbol
 from .words import split
 
 DEEPEST_CALL = 24
@@ -25,7 +25,9 @@ def call(parser: object, guard: Register | None, text: str, line: int, source: s
     name, actuals = parts[0], parts[1] if len(parts) > 1 else ""
     function = parser.functions.get(name)
     if function is None:
-        raise PtxError(line, source, f"call of {name}: calls through a pointer or of undeclared functions do not run here")
+        raise PtxError(
+            line, source, f"call of {name}: calls through a pointer or of undeclared functions do not run here"
+        )
     names = _names(parser, function, returns, actuals, line, source)
     skip = None
     if guard:
@@ -56,9 +58,7 @@ def _names(parser, function: Function, returns: str, actuals: str, line: int, so
     formal = [*function.returns, *function.params]
     actual = [*split(returns.strip("() ")), *split(actuals.strip("() "))]
     if len(formal) != len(actual) or "" in formal:
-        raise PtxError(
-            line, source, f"{function.name} takes {len(formal)} .param values, the call gives {len(actual)}"
-        )
+        raise PtxError(line, source, f"{function.name} takes {len(formal)} .param values, the call gives {len(actual)}")
     out = {}
     for inner, outer in zip(formal, actual, strict=True):
         found = parser.variable_name(outer)
@@ -106,7 +106,9 @@ def targets(parser: object, name: str | None, text: str, line: int) -> None:
 def indexed_branch(parser: object, guard: Register | None, text: str, line: int, source: str) -> None:
     """Expand ``brx.idx index, table``."""
     parts = split(text)
-    table = next((s.tables[parts[1]] for s in reversed(parser.scopes) if len(parts) == 2 and parts[1] in s.tables), None)
+    table = next(
+        (s.tables[parts[1]] for s in reversed(parser.scopes) if len(parts) == 2 and parts[1] in s.tables), None
+    )
     if table is None:
         raise PtxError(line, source, "brx.idx needs an index and a .branchtargets list declared before it")
     index = parser.operand(parts[0], line, source)
@@ -120,4 +122,3 @@ def indexed_branch(parser: object, guard: Register | None, text: str, line: int,
     parser.add("trap", (), (), None, line, source)
     if guard:
         parser.place_raw(skip)
-

@@ -186,7 +186,9 @@ class BodyParser:
         elif opcode == "ret" and self.returns:
             self.add("bra", (), (Label(self.returns[-1]),), guard, line, source)
         else:
-            self.add(opcode, modifiers, self.operands(opcode, modifiers, split(match[5]), line, source), guard, line, source)
+            self.add(
+                opcode, modifiers, self.operands(opcode, modifiers, split(match[5]), line, source), guard, line, source
+            )
 
     def operands(self, opcode: str, modifiers: tuple, parts: list[str], line: int, source: str) -> tuple:
         if opcode == "bra":

@@ -36,9 +36,7 @@ def variable(text: str, line: int, external: bool = False, space: str = "shared"
     align = int(align or size or 1)
     if align < 1 or align & (align - 1) or align > 1 << 16:
         raise PtxError(line, text[:80], f"alignment {align} is no power of two up to 65536")
-    return Variable(
-        name=name, size=total, align=align, external=external, space=space, data=data, links=links
-    )
+    return Variable(name=name, size=total, align=align, external=external, space=space, data=data, links=links)
 
 
 def module_variable(text: str, line: int) -> Variable:
