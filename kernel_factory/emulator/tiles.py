@@ -126,7 +126,7 @@ class Tiles:
                 at = int(warps[bad][0])
                 M.report(
                     "missing-wgmma-fence", line,
-                    "wgmma.mma_async without a wgmma.fence since the kernel began or since its registers were touched",
+                    "wgmma.mma_async without a wgmma.fence since the kernel began or since its registers were written",
                     "put wgmma.fence.sync.aligned before the first wgmma.mma_async, after the registers are written",
                     at * 32, int(self.touched[at]) if other is None else 0,
                 )  # fmt: skip
@@ -301,8 +301,10 @@ class Tiles:
         """Called by a block before it reads or writes tile registers."""
         entries, plain, inputs = self._block(number)
         threads = threads_of(self.M, sel, None)
-        if plain and self.M.race:
-            self.touched[np.unique(threads >> 5)] = plain[0][0]
+        # Reads before a fence are in order with later products; CUTLASS relies on it. Writes are what a fence is for.
+        written = next((line for line, _, writes in plain if writes), 0)
+        if written and self.M.race:
+            self.touched[np.unique(threads >> 5)] = written
         if not entries and not inputs:
             return
         inside = threads[self.M.warp[threads] < self.M.warps // 4 * 4]
