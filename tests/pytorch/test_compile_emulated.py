@@ -10,7 +10,7 @@ from tests.pytorch.conftest import Emulated
 
 
 def test_inductor_runs_kernels_where_admitted_and_the_formula_elsewhere(emulated: Emulated) -> None:
-    """Admitted, declined, admitted again, another declined: each call is right, kernels run at admitted shapes, no graph break."""
+    """Admitted, declined, admitted, declined: each is right, kernels run at admitted shapes, no graph break."""
     found = emulated(
         """
         import torch._dynamo.utils
@@ -150,7 +150,8 @@ def test_onnx_needs_no_translation(emulated: Emulated, tmp_path_factory) -> None
     found = emulated(
         """
         import onnx
-        driver, call = start("stub"), {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in named(cell(8)).items()}
+        driver, small = start("stub"), named(cell(8))
+        call = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in small.items()}
         weights = {k: v for k, v in call.items() if k not in ("x", "mask", "direction")}
 
         class Model(torch.nn.Module):
@@ -162,7 +163,8 @@ def test_onnx_needs_no_translation(emulated: Emulated, tmp_path_factory) -> None
         model = program.model_proto
         domains = sorted({node.domain for node in model.graph.node})
         from onnx.reference import ReferenceEvaluator
-        out = ReferenceEvaluator(model).run(None, {i.name: t.numpy() for i, t in zip(model.graph.input, (call["x"], call["mask"]))})[0]
+        feed = {i.name: t.numpy() for i, t in zip(model.graph.input, (call["x"], call["mask"]))}
+        out = ReferenceEvaluator(model).run(None, feed)[0]
         with torch.no_grad():
             expected = update(**call)
         error = float((torch.from_numpy(out) - expected).norm() / expected.norm())

@@ -175,9 +175,11 @@ answer(early=early, late=late, status=child(status), declined=child(declined), g
     assert found["status"] == "0" and found["declined"] == "{'dtype': 1}"
 
 
-CALLS = ("cuInit", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDriverGetVersion", "cuCtxGetCurrent",
-         "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLibraryLoadData", "cuLibraryGetKernel",
-         "cuKernelSetAttribute", "cuKernelGetFunction", "cuFuncLoad", "cuFuncIsLoaded", "cuStreamIsCapturing")  # fmt: skip
+CALLS = (
+    "cuInit", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDriverGetVersion", "cuCtxGetCurrent",
+    "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLibraryLoadData", "cuLibraryGetKernel",
+    "cuKernelSetAttribute", "cuKernelGetFunction", "cuFuncLoad", "cuFuncIsLoaded", "cuStreamIsCapturing",
+)  # fmt: skip
 
 
 def test_any_driver_call_may_fail(emulated: Emulated) -> None:
