@@ -183,6 +183,7 @@ def config(launch: Launch, addresses: dict[str, int]) -> emulator.LaunchConfig:
         block=launch.block,
         dynamic_shared=launch.shared_bytes,
         params=launch.images_at(addresses),
+        cluster=launch.cluster,
     )
 
 

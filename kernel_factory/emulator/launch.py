@@ -14,11 +14,12 @@ from .errors import Fault, Finding, LaunchError
 from .machine import Machine
 from .memory import HostMemory, Memory
 from .module import Kernel
-from .races import GlobalRaces, SharedRaces, UnsetRegisters
+from .races import GlobalRaces, SharedRaces, UnsetRegisters, shadow_bytes
 
 MODES = ("lockstep", "warp-serial", "race")
 # Threads in a batch, measured best on GEMMs (1 core, NumPy 2.4): small enough that registers stay in cache.
 BATCH_THREADS = {"lockstep": 16384, "warp-serial": 65536, "race": 16384}
+SHADOW_BYTES = 1 << 29  # of the race checker's shared-memory shadow in a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,8 @@ class _Run:
     def _launch(self, chosen: np.ndarray) -> None:
         """Run the CTAs batch by batch. Batches that wait for other CTAs stay resident and take turns."""
         size = max(1, BATCH_THREADS[self.mode] // self.config.threads)
+        if self.mode == "race":
+            size = max(1, min(size, SHADOW_BYTES // shadow_bytes(self.kernel.program, self.config)))
         cluster = self.config.shape.size
         size = max(cluster, size // cluster * cluster)
         room = self.config.resident_ctas or len(chosen)

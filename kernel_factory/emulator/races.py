@@ -17,7 +17,7 @@ from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
 from .race_atomics import after_atomics
 
-__all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters"]
+__all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters", "shadow_bytes"]
 
 _WAIT = "wait for the copy's group (cp.async.wait_group), then bar.sync, or for its mbarrier phase, before touching it"
 _CURES = {
@@ -53,6 +53,13 @@ def cell_bytes(program: object) -> int:
         elif ins.opcode in ("atom", "red") and "global" not in ins.modifiers:
             smallest = min([smallest, *(size_of(NUMPY[m]) for m in ins.modifiers if m in NUMPY)])
     return smallest
+
+
+def shadow_bytes(program: object, config: object) -> int:
+    """About how many bytes the shadow of one CTA's shared memory takes."""
+    cells = (program.layout.static_shared + config.dynamic_shared) // cell_bytes(program) + 64
+    warps = config.threads // 32
+    return 4 * cells * (3 + warps * config.shape.size + warps + -(-warps // 4))
 
 
 class SharedRaces(Ordering):

@@ -251,3 +251,23 @@ def test_bad_descriptors_are_findings():
     ):
         result, *_ = multiply(n=16, kind="bf16", edit=edit)
         assert kinds(result) == {"bad-descriptor"}, findings(result)
+
+
+def test_a_fence_must_lie_between_writes_of_registers_and_the_product():
+    """Written accumulators need another wgmma.fence, reads do not; plain copies are renames."""
+    second = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"
+    for touch, found in (
+        ("add.f32 %acc0, %acc0, %acc1;", True),
+        ("add.f32 %r30, %acc0, %acc1;", False),
+        ("mov.b32 %acc0, %r0;", False),
+        ("add.f32 %acc0, %acc0, %acc1; wgmma.fence.sync.aligned;", False),
+    ):
+
+        def edit(text: str, touch: str = touch) -> str:
+            wait = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+            head, tail = text.split(wait)
+            again = head[head.index(second) :]
+            return head + wait + touch + again + wait + tail
+
+        result, *_ = multiply(n=16, kind="bf16", mode="race", edit=edit)
+        assert kinds(result) == ({"missing-wgmma-fence"} if found else set()), (touch, findings(result))

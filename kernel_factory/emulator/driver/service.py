@@ -32,6 +32,25 @@ class _Config(ctypes.Structure):
     )
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, and a value of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+
+
+def cluster_of(config: _Config) -> tuple[int, int, int]:
+    """The cluster attribute of a launch, (1, 1, 1) without one."""
+    if config.attribute_count:
+        for attribute in (_Attribute * config.attribute_count).from_address(config.attributes):
+            if attribute.id == _CLUSTER_DIMENSION:
+                x, y, z = attribute.value[:3]
+                return x, y, z
+    return 1, 1, 1
+
+
 _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 _HAS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p)
 _LAUNCH = ctypes.CFUNCTYPE(
@@ -119,7 +138,11 @@ class Service:
 
         images = tuple(ctypes.string_at(parameters[i], p.size) for i, p in enumerate(kernel.params))
         request = emulator.LaunchConfig(
-            grid=tuple(config.grid), block=tuple(config.block), dynamic_shared=config.shared_bytes, params=images
+            grid=tuple(config.grid),
+            block=tuple(config.block),
+            dynamic_shared=config.shared_bytes,
+            params=images,
+            cluster=cluster_of(config),
         )
         if self.recording is not None:
             self.recording.append((kernel, request))
