@@ -216,21 +216,21 @@ class SharedRaces(Ordering):
     def _order(self, threads, who, cells, line, what, whole_warp, proxy=False, clocks=None):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
         cta, warp, column, local = who
-        last = self.last[cells]
+        last = self.last.take(cells)
         owner = (last & self.thread_mask) >> 5
         clock = last >> self.bits
         if clocks is None:
-            row = ((cta * self.W + warp) * self.columns)[:, None] + owner
+            row = ((cta * self.W + warp) * self.columns).astype(np.int32)[:, None] + owner
             known, fenced = self.known.reshape(-1), self.fenced.reshape(-1)
         else:  # those of a whole warpgroup
-            row = (np.arange(cta.size) * self.columns)[:, None] + owner
+            row = (np.arange(cta.size, dtype=np.int32) * self.columns)[:, None] + owner
             known, fenced = (c.reshape(-1) for c in clocks)
-        unordered = clock > known[row]
+        unordered = clock > known.take(row)
         if what == "write":
             unordered &= owner < self.never  # a first write is no conflict
         if unordered.any():
             self._report_order(threads, cells, owner, unordered, line, what)
-        if what == "write":
+        if what == "write" or int(owner.min()) >= self.warp_columns:  # no warp wrote any of these
             return
         lanes = (owner == column[:, None]) & (clock >= self.synced[cta, warp][:, None])
         if not whole_warp:
@@ -238,7 +238,7 @@ class SharedRaces(Ordering):
         if lanes.any():
             self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
         if proxy:
-            bare = (owner < self.warp_columns) & (clock > fenced[row]) & ~unordered
+            bare = (owner < self.warp_columns) & (clock > fenced.take(row)) & ~unordered
             if bare.any():
                 self._report("missing-proxy-fence", threads, cells, bare, line, self.line)
 
@@ -267,12 +267,13 @@ class SharedRaces(Ordering):
             clocks = np.take_along_axis(self.known[cta, warp], self.reader_columns[rank], axis=1)
         late = (reads >> 6) > clocks[:, None, :]
         late &= np.arange(self.readers) != column[:, None, None]
-        agents = late[..., self.warp_columns :].any(axis=2)
-        bad = late[..., : self.warp_columns].any(axis=2)
-        if agents.any():
-            self._report("async-read-in-flight", threads, cells, agents, line, self.read_line)
-        if bad.any():
-            self._report("race-write-after-read", threads, cells, bad, line, self.read_line)
+        if late.any():
+            agents = late[..., self.warp_columns :].any(axis=2)
+            if agents.any():
+                self._report("async-read-in-flight", threads, cells, agents, line, self.read_line)
+            bad = late[..., : self.warp_columns].any(axis=2)
+            if bad.any():
+                self._report("race-write-after-read", threads, cells, bad, line, self.read_line)
         mine = np.take_along_axis(reads, column[:, None, None], 2)[..., 0]
         lanes = ((mine >> 6) >= self.synced[cta, warp][:, None]) & (mine != 0)
         if not whole_warp:
