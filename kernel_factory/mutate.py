@@ -93,26 +93,33 @@ Fate = Killed | Survived | Redundant
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A kernel to break. ``attempt(ptx, mode)`` runs a text and says what it noticed, or None."""
+    """A kernel to break. ``attempt(ptx, mode)`` runs a text and says what it noticed, or None.
+
+    ``races(ptx)`` gives everything that the race checker finds, as (kind, line, other line).
+    """
 
     ptx: str
     attempt: Callable[[str, str], str | None]
+    races: Callable[[str], frozenset[tuple[str, int, int]]]
 
     @classmethod
     def of_target(cls, target: Target, inputs: Tensors, staged: Any, ptx: str) -> Trial:
         """One launch of a cell: a sample of its blocks, on the rounding model's values."""
 
-        def attempt(text: str, mode: str) -> str | None:
+        def ran(text: str, mode: str) -> tuple[dict[str, float], emulator.Result]:
             bench, index = target.bench, target.index
             kernel = emulator.load(text).kernels[target.launch.symbol]
             kernels = (*bench.kernels[:index], kernel, *bench.kernels[index + 1 :])
-            figures, result = run_target(replace(target, bench=replace(bench, kernels=kernels)), inputs, staged, mode)
+            return run_target(replace(target, bench=replace(bench, kernels=kernels)), inputs, staged, mode)
+
+        def attempt(text: str, mode: str) -> str | None:
+            figures, result = ran(text, mode)
             if result.findings:
                 return f"{result.findings[0].kind} at line {result.findings[0].line}"
             norm, row = figures["model_norm"], figures["model_worst_row"]
             return None if norm <= NORM_BAR and row <= ROW_BAR else f"error {norm:.2e}, worst row {row:.2e}"
 
-        return cls(ptx=ptx, attempt=attempt)
+        return cls(ptx=ptx, attempt=attempt, races=lambda text: found_in(ran(text, "race")[1]))
 
     def fate(self, mutant: Mutant) -> Killed | Survived:
         """Run a mutant in every mode until one notices."""
@@ -201,27 +208,45 @@ def constants(ptx: str) -> Iterator[Mutant]:
                 yield Mutant(kind=kind, lines=(number,), statement=line.strip(), ptx=_changed(ptx, number, text))
 
 
-def covering(trial: Trial, survivors: list[Mutant]) -> dict[int, int]:
-    """Survivors that are redundant: line -> the line that covers it. Dropping both is caught.
+def found_in(result: emulator.Result) -> frozenset[tuple[str, int, int]]:
+    """What a run found, as (kind, line, other line)."""
+    return frozenset((finding.kind, finding.line, finding.other_line) for finding in result.findings)
 
-    Two survivors cover each other where either alone is enough. A warp barrier that survives the
-    race checker orders no memory (the compiler, or its author, put it there to keep loads in place):
-    what it could order is covered by the next synchronisation.
+
+def covering(trial: Trial, survivors: list[Mutant]) -> dict[int, int]:
+    """Survivors that are redundant: line -> the line that covers it.
+
+    Dropping both is caught, and one of these holds, tried in this order. Either of two survivors is
+    enough. Without the cover, the survivor's absence shows a race that the cover's absence alone
+    does not show. Or the cover is the nearest needed synchronisation before it (for a warp barrier,
+    after it): a barrier behind a wait that already ends every access of the whole warp group, or one
+    that the compiler or its author put there to keep loads in place, orders nothing that is left.
     """
     covered: dict[int, int] = {}
-    candidates = [(one.lines[0], two.lines[0]) for one, two in combinations(survivors, 2)]
-    order = [line for line, _ in statements(trial.ptx, SYNCHRONISATIONS)]
     alone = {mutant.lines[0] for mutant in survivors}
-    needed = [line for line in order if line not in alone]
+    for one, two in combinations(survivors, 2):
+        if isinstance(trial.fate(_pair(trial.ptx, one.lines[0], two.lines[0])), Killed):
+            covered.setdefault(one.lines[0], two.lines[0])
+            covered.setdefault(two.lines[0], one.lines[0])
+    needed = [line for line, _ in statements(trial.ptx, SYNCHRONISATIONS) if line not in alone]
+    bare = {line: trial.races(without(trial.ptx, line)) for line in needed} if alone - set(covered) else {}
     for mutant in survivors:
         line = mutant.lines[0]
-        after = [other for other in needed if other > line] or needed[-1:]
-        if mutant.statement.startswith("bar.warp.sync") and after:
-            candidates.append((line, after[0]))
-    for one, two in candidates:
-        both = Mutant(kind="drop pair", lines=(one, two), statement="", ptx=without(trial.ptx, one, two))
-        if one != two and isinstance(trial.fate(both), Killed):
-            covered.setdefault(one, two)
-            if two in alone:
-                covered.setdefault(two, one)
+        shown = (other for other in needed if trial.races(without(trial.ptx, line, other)) - bare[other])
+        cover = covered.get(line) or next(shown, None) or _nearest(mutant, needed)
+        if cover is not None and isinstance(trial.fate(_pair(trial.ptx, line, cover)), Killed):
+            covered[line] = cover
     return covered
+
+
+def _nearest(mutant: Mutant, needed: list[int]) -> int | None:
+    """The needed synchronisation that stands closest: after a warp barrier, before anything else; loops wrap round."""
+    line = mutant.lines[0]
+    if mutant.statement.startswith("bar.warp.sync"):
+        return next((other for other in needed if other > line), needed[-1] if needed else None)
+    before = [other for other in needed if other < line]
+    return before[-1] if before else (needed[-1] if needed else None)
+
+
+def _pair(ptx: str, one: int, two: int) -> Mutant:
+    return Mutant(kind="drop pair", lines=(one, two), statement="", ptx=without(ptx, one, two))

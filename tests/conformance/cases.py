@@ -82,6 +82,20 @@ def attempt(case: Case) -> Outcome:
 
 
 def _in_mode(kernel, launch: Launch, mode: str) -> Outcome:
+    memory, result = run_launch(kernel, launch, mode)
+    if result.findings:
+        text = "; ".join(str(f).replace("\n", " ") for f in result.findings[:3])
+        return Outcome(verdict="finding", detail=f"{mode}: {text[:600]}")
+    for place, want in launch.expected.items():
+        got = memory.read(f"arg{place}", want.values.dtype, want.values.shape)
+        wrong = mismatch(got, want)
+        if wrong:
+            return Outcome(verdict="wrong", detail=f"{mode}: argument {place}: {wrong}")
+    return Outcome(verdict="right")
+
+
+def run_launch(kernel, launch: Launch, mode: str):
+    """Run a launch on fresh memory: the memory it left, and what the emulator saw."""
     memory = Memory(seed=3)
     params = []
     for param, argument, place in zip(kernel.params, _padded(kernel, launch.args), range(99), strict=False):
@@ -93,16 +107,7 @@ def _in_mode(kernel, launch: Launch, mode: str) -> Outcome:
     config = LaunchConfig(
         grid=launch.grid, block=launch.block, dynamic_shared=launch.shared, params=tuple(params), **extra
     )
-    result = run(kernel, config, memory, mode=mode, seed=5)
-    if result.findings:
-        text = "; ".join(str(f).replace("\n", " ") for f in result.findings[:3])
-        return Outcome(verdict="finding", detail=f"{mode}: {text[:600]}")
-    for place, want in launch.expected.items():
-        got = memory.read(f"arg{place}", want.values.dtype, want.values.shape)
-        wrong = mismatch(got, want)
-        if wrong:
-            return Outcome(verdict="wrong", detail=f"{mode}: argument {place}: {wrong}")
-    return Outcome(verdict="right")
+    return memory, run(kernel, config, memory, mode=mode, seed=5)
 
 
 def _padded(kernel, args: tuple) -> list:

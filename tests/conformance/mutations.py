@@ -12,7 +12,7 @@ from dataclasses import replace
 from kernel_factory import mutate
 from kernel_factory.emulator import PtxError, load
 
-from .cases import Case, Launch, _in_mode
+from .cases import Case, Launch, _in_mode, run_launch
 from .report import collect
 
 
@@ -27,7 +27,11 @@ def trial(launch: Launch) -> mutate.Trial:
         outcome = _in_mode(kernel, replace(launch, ptx=text), mode)
         return None if outcome.ok else f"{outcome.verdict}: {outcome.detail[:80]}"
 
-    return mutate.Trial(ptx=launch.ptx, attempt=attempt)
+    def races(text: str) -> frozenset[tuple[str, int, int]]:
+        kernel = load(text).kernels[launch.kernel]
+        return mutate.found_in(run_launch(kernel, replace(launch, ptx=text), "race")[1])
+
+    return mutate.Trial(ptx=launch.ptx, attempt=attempt, races=races)
 
 
 def run(case: Case) -> dict[str, int]:
