@@ -49,6 +49,7 @@ report: setup
 
 bench: setup
 	$(BIN)/python tools/bench/run.py
+	$(BIN)/python tools/bench/emulator_speed.py
 
 clean:
 	rm -rf build .store

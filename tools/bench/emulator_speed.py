@@ -19,8 +19,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
 import gemm_ptx
 import test_hopper_kernels as hopper
 import torch
-from build import build
 
+from build import build
 from kernel_factory import pipeline
 from kernel_factory.bench import MODES, Bench, run_chain
 from kernel_factory.workspace import find
