@@ -22,10 +22,18 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One launch: arrays are buffers in global memory, integers, floats and bytes are values.
+class Image:
+    """A parameter by value with addresses in it: (offset, buffer name, addend) of each."""
 
-    ``expected`` maps the place of an argument to what its buffer must hold afterwards.
+    data: bytes
+    slots: tuple[tuple[int, str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch: arrays are buffers in global memory; integers, floats, bytes and images are values.
+
+    ``expected`` maps the place of an argument, or the name of a buffer, to what it must hold afterwards.
     """
 
     ptx: str
@@ -33,10 +41,11 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     args: tuple
-    expected: dict[int, Expected]
+    expected: dict[int | str, Expected]
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     modes: tuple[str, ...] = MODES
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,8 @@ def _in_mode(kernel, launch: Launch, mode: str) -> Outcome:
         text = "; ".join(str(f).replace("\n", " ") for f in result.findings[:3])
         return Outcome(verdict="finding", detail=f"{mode}: {text[:600]}")
     for place, want in launch.expected.items():
-        got = memory.read(f"arg{place}", want.values.dtype, want.values.shape)
+        name = place if isinstance(place, str) else f"arg{place}"
+        got = memory.read(name, want.values.dtype, want.values.shape)
         wrong = mismatch(got, want)
         if wrong:
             return Outcome(verdict="wrong", detail=f"{mode}: argument {place}: {wrong}")
@@ -98,9 +108,13 @@ def run_launch(kernel, launch: Launch, mode: str):
     """Run a launch on fresh memory: the memory it left, and what the emulator saw."""
     memory = Memory(seed=3)
     params = []
+    for name, array in launch.buffers.items():
+        memory.add(name, array)
     for param, argument, place in zip(kernel.params, _padded(kernel, launch.args), range(99), strict=False):
         if isinstance(argument, np.ndarray):
             params.append(memory.add(f"arg{place}", argument).to_bytes(8, "little"))
+        elif isinstance(argument, Image):
+            params.append(_filled(argument, memory))
         else:
             params.append(_scalar(argument, param.size))
     extra = {} if launch.cluster == (1, 1, 1) else {"cluster": launch.cluster}
@@ -113,6 +127,13 @@ def run_launch(kernel, launch: Launch, mode: str):
 def _padded(kernel, args: tuple) -> list:
     """Trailing parameters that the launcher of a framework adds (scratch pointers) are null."""
     return [*args, *[0] * (len(kernel.params) - len(args))]
+
+
+def _filled(image: Image, memory: Memory) -> bytes:
+    out = bytearray(image.data)
+    for offset, name, addend in image.slots:
+        out[offset : offset + 8] = (memory.address(name) + addend).to_bytes(8, "little")
+    return bytes(out)
 
 
 def _scalar(value: object, size: int) -> bytes:

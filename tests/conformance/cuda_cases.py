@@ -365,11 +365,37 @@ def structures() -> Spec:
     return (1,), (32,), args, {1: _exact(as_bytes(want[::-1].copy()))}
 
 
+def pipelined_sum() -> Spec:
+    x = _rng(27).integers(-9, 9, (5, 64, 4)).astype(np.float32)
+    want = (x * np.array([1, 2, 3, 4], np.float32)).sum((0, 2))[np.arange(64) ^ 1]
+    return (1,), (64,), (x, np.zeros(64, np.float32), 5), {1: _exact(want.astype(np.float32))}
+
+
+def barrier_exchange() -> Spec:
+    x = _rng(28).integers(-9, 9, 128).astype(np.int32)
+    want = x.copy()
+    for _ in range(4):
+        want = want + np.roll(want, -33)
+    return (1,), (128,), (x, np.zeros(128, np.int32), 4), {1: _exact(want)}
+
+
+def grid_barrier() -> Spec:
+    want = (3 * ((np.arange(192) + 64) % 192)).astype(np.int32)
+    args = (np.zeros(192, np.int32), np.zeros(1, np.uint32), np.zeros(192, np.int32))
+    return (3,), (64,), args, {2: _exact(want)}
+
+
+def spin_lock() -> Spec:
+    x = _rng(29).integers(-9, 9, 256).astype(np.int32)
+    args = (np.zeros(1, np.int32), np.zeros(1, np.int32), x)
+    return (2,), (128,), args, {0: _exact(np.zeros(1, np.int32)), 1: _exact(x.sum(keepdims=True, dtype=np.int32))}
+
+
 BUILDERS = (
     integer_atomics, shared_histogram, float_max_by_cas, wrap_counters, double_atomics, warp_votes, matches,
     warp_reductions, half_warps, early_exit, groups, dot_products, bit_tricks, local_array, function_calls, jump_table,
     double_math, rounding_modes, half_math, bfloat_math, wmma_half, inline_asm, transpose_tiles, block_counts,
-    last_block, timed_sleep, generic_pointers, bytes_and_shorts, structures,
+    pipelined_sum, barrier_exchange, grid_barrier, spin_lock, last_block, timed_sleep, generic_pointers, bytes_and_shorts, structures,
 )  # fmt: skip
 
 

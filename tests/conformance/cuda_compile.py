@@ -29,8 +29,8 @@ def ptx(sm: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernels.ptx"
         command = [
-            str(root / "bin" / "nvcc"), "-ptx", f"-arch=sm_{sm}", "-std=c++17", f"-I{root / 'include'}", str(SOURCE),
-            "-o", str(out),
+            str(root / "bin" / "nvcc"), "-ptx", f"-arch=sm_{sm}", "-std=c++17", f"-I{root / 'include'}",
+            f"-I{root / 'include' / 'cccl'}", str(SOURCE), "-o", str(out),
         ]  # fmt: skip
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:

@@ -17,7 +17,7 @@ import numpy as np
 from kernel_factory import capture, elf
 from kernel_factory.family import KernelSpec, Step
 
-from .cases import Case, Expected, Launch, bf16, from_bf16
+from .cases import Case, Expected, Image, Launch, bf16, from_bf16
 
 if importlib.util.find_spec("quack") is None:
     raise ImportError("quack-kernels is not installed")
@@ -62,15 +62,14 @@ def _launch(name: str, sm: str, arrays: tuple[np.ndarray, ...], expected: dict[i
     operands = tuple(f"b{i}" for i in range(reply["pointers"]))
     step = Step(spec=KernelSpec.of("quack", name), operands=operands, scalars=())
     recorded = capture.capture(code, step)
-    args: list = list(recorded.images)
-    for slot in recorded.slots:
-        if slot.offset or slot.addend or len(args[slot.parameter]) != 8:
-            raise RuntimeError(f"parameter {slot.parameter} is no plain pointer")
-        args[slot.parameter] = arrays[int(slot.buffer[1:])]
-    where = {int(s.buffer[1:]): s.parameter for s in recorded.slots}
+    args = []
+    for place, image in enumerate(recorded.images):
+        slots = tuple((x.offset, x.buffer, x.addend) for x in recorded.slots if x.parameter == place)
+        args.append(Image(data=image, slots=slots))
     return Launch(
         ptx=ptx, kernel=info.symbol, grid=recorded.grid, block=recorded.block, cluster=recorded.cluster,
-        shared=recorded.shared_bytes, args=tuple(args), expected={where[k]: e for k, e in expected.items()},
+        shared=recorded.shared_bytes, args=tuple(args), expected={f"b{k}": e for k, e in expected.items()},
+        buffers={f"b{i}": array for i, array in enumerate(arrays)},
     )  # fmt: skip
 
 

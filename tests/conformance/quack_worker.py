@@ -7,6 +7,7 @@ factory's own record and replay can capture its launch. Leaves PTX, cubin and ho
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from kernel_factory.compile import HOST_PREFIX, _host_function
 from kernel_factory.family import HostEntry
 
 ROWS = 8  # of every row-wise case; quack reads unwritten shared memory for the rows that a last tile lacks
-SIZES = {"small": 512, "odd": 760, "wide": 20480}
+SIZES = {"small": 512, "odd": 760, "wide": 20480, "cluster1": 1, "cluster2": 2}
 
 
 DTYPES = {"bf16": cutlass.BFloat16, "f32": cutlass.Float32, "i64": cutlass.Int64}
@@ -118,12 +119,36 @@ def cross_entropy(n: int, rows: int) -> HostEntry:
     return HostEntry(function=host, pointer_dtypes=("f32", "i64", "f32", "f32", "f32"), scalars=0)
 
 
+GEMM = (192, 160, 128)  # M, N, K
+
+
+def gemm(n: int, rows: int) -> HostEntry:
+    """D = A B^T in bf16, by the class of the target's SM; ``n`` is the cluster's extent along M."""
+    from quack.gemm_default_epi import GemmDefaultSm90, GemmDefaultSm100
+    from quack.tile_scheduler import TileSchedulerOptions
+
+    m, columns, k = GEMM
+    sm90 = os.environ["CUTE_DSL_ARCH"].startswith("sm_90")
+    kind = GemmDefaultSm90 if sm90 else GemmDefaultSm100
+    op = kind(cutlass.Float32, cutlass.BFloat16, (128, 64), (n, 1, 1), use_pdl=False)
+
+    @cute.jit
+    def host(a: cute.Pointer, b: cute.Pointer, d: cute.Pointer, stream: cuda.CUstream):
+        op(
+            tensor(a, 1, m, k), tensor(b, 1, columns, k), tensor(d, 1, m, columns), None, op.EpilogueArguments(),
+            TileSchedulerOptions(Int32(4)), None, stream,
+        )  # fmt: skip
+
+    return HostEntry(function=host, pointer_dtypes=("bf16", "bf16", "bf16"), scalars=0)
+
+
 KERNELS: dict[str, Callable[[int, int], HostEntry]] = {
     "rmsnorm": rmsnorm,
     "layernorm": layernorm,
     "softmax": softmax,
     "softmax_backward": softmax_backward,
     "cross_entropy": cross_entropy,
+    "gemm": gemm,
 }
 
 

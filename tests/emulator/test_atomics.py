@@ -150,3 +150,17 @@ def test_an_atomic_races_with_a_plain_read():
     assert "race-read-after-write" in kinds(bad)
     worse, _ = launch(head.replace("bar.sync 0;", "") + update, {}, shared=shared, mode="race")
     assert kinds(worse) & {"race-read-after-write", "uninitialised-shared"}
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "warp-serial"])
+def test_threads_that_spin_on_a_lock_let_its_holder_run(mode):
+    """A failed compare-and-swap changes nothing, so spinning does not keep the holder of a lock from going on."""
+    body = "mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 31; setp.ne.u32 %p1, %r1, 0; @%p1 bra END;"
+    body += (
+        "ld.param.u64 %d0, [lock]; SPIN: atom.global.cas.b32 %r2, [%d0], 0, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra SPIN;"
+    )
+    body += "ld.volatile.global.u32 %r3, [%d0+4]; add.u32 %r3, %r3, 1; st.volatile.global.u32 [%d0+4], %r3;"
+    body += "atom.global.exch.b32 %r4, [%d0], 0; END:"
+    result, memory = launch(body, {"lock": np.zeros(2, np.uint32)}, mode=mode, grid=2)
+    assert result.ok, result.findings
+    assert memory.read("lock", np.uint32, (2,)).tolist() == [0, 4]

@@ -108,8 +108,10 @@ def atomic_shared(M, sel, base, offset, op, kind, dtype, values, compare, want, 
     view = M.shared_views[size].view(dtype)
     at = flat >> (size.bit_length() - 1)
     picked = [_pick(x, n, chosen) for x in (values[0], compare)]
-    old = update(view, spread(at, threads.shape[0]), op, kind, *picked, want, False)
-    _changed(M)
+    at = spread(at, threads.shape[0])
+    before = view[at]
+    old = update(view, at, op, kind, *picked, want, False)
+    _changed(M, before, view[at])
     return [_back(old, chosen, n)] if want else [None]
 
 
@@ -130,15 +132,18 @@ def atomic_global(M, sel, base, offset, op, kind, dtype, values, compare, want, 
             picked = [_pick(x, n, chosen) for x in (value, compare)]
             if lanes is not None:
                 picked = [x if x is None else x[lanes] for x in picked]
+            before = view[at * count + i]
             old = update(view, at * count + i, op, kind, *picked, want, kind == "f32" and op == "add" and count == 1)
+            _changed(M, before, view[at * count + i])
             if want:
                 out[i][slice(None) if lanes is None else lanes] = old
-    _changed(M)
     return [_back(x, chosen, n) for x in out] if want else out
 
 
-def _changed(M: object) -> None:
-    M.changed()
+def _changed(M: object, before: np.ndarray, after: np.ndarray) -> None:
+    """A failed compare-and-swap changes nothing, and those who spin on it must let others run."""
+    if (before != after).any():
+        M.changed()
 
 
 def _pick(x: np.ndarray | None, n: int, chosen: np.ndarray | None) -> np.ndarray | None:

@@ -1,9 +1,11 @@
 // CUDA C++ for conformance: what the DSL does not emit. Each kernel is extern "C" and small.
 #include <cassert>
 #include <cooperative_groups.h>
+#include <cuda/barrier>
 #include <cstdio>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline.h>
 #include <mma.h>
 
 namespace cg = cooperative_groups;
@@ -348,4 +350,63 @@ extern "C" __global__ void structures(const Particle* in, Particle* out, Particl
   q.p.x += offset.p.x; q.p.y *= offset.p.y; q.p.z -= offset.p.z;
   q.id ^= offset.id; q.w += offset.w;
   out[n - 1 - i] = q;
+}
+
+extern "C" __global__ void pipelined_sum(const float4* x, float* out, int tiles) {
+  __shared__ float4 stage[2][64];
+  float sum = 0;
+  __pipeline_memcpy_async(&stage[0][threadIdx.x], x + threadIdx.x, 16);
+  __pipeline_commit();
+  for (int t = 0; t < tiles; t++) {
+    if (t + 1 < tiles) __pipeline_memcpy_async(&stage[(t + 1) & 1][threadIdx.x], x + (t + 1) * 64 + threadIdx.x, 16);
+    __pipeline_commit();
+    __pipeline_wait_prior(1);
+    __syncthreads();
+    float4 v = stage[t & 1][threadIdx.x ^ 1];
+    sum += v.x + 2 * v.y + 3 * v.z + 4 * v.w;
+    __syncthreads();
+  }
+  out[threadIdx.x] = sum;
+}
+
+extern "C" __global__ void barrier_exchange(const int* x, int* out, int rounds) {
+  __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+  __shared__ int s[128];
+  if (threadIdx.x == 0) init(&ready, blockDim.x);
+  __syncthreads();
+  int v = x[threadIdx.x];
+  for (int r = 0; r < rounds; r++) {
+    s[threadIdx.x] = v;
+    auto token = ready.arrive();
+    ready.wait(std::move(token));
+    v += s[(threadIdx.x + 33) & 127];
+    ready.arrive_and_wait();
+  }
+  out[threadIdx.x] = v;
+}
+
+extern "C" __global__ void grid_barrier(int* data, unsigned* arrived, int* out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+  data[i] = i * 3;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    atomicAdd(arrived, 1u);
+    while (((volatile unsigned*)arrived)[0] < gridDim.x) __nanosleep(20);
+    __threadfence();
+  }
+  __syncthreads();
+  out[i] = ((volatile int*)data)[(i + blockDim.x) % n];
+}
+
+extern "C" __global__ void spin_lock(int* lock, int* total, const int* x) {
+  int v = x[blockIdx.x * blockDim.x + threadIdx.x];
+  for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+  if ((threadIdx.x & 31) == 0) {
+    while (atomicCAS(lock, 0, 1) != 0) __nanosleep(10);
+    __threadfence();
+    ((volatile int*)total)[0] = ((volatile int*)total)[0] + v;
+    __threadfence();
+    atomicExch(lock, 0);
+  }
 }
