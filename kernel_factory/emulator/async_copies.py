@@ -73,16 +73,19 @@ class AsyncCopies:
         self.M.changed()
         return True
 
-    def _pick(self) -> int:
-        """A load whose barrier somebody waits for, else any."""
+    def wanted(self) -> list[int]:
+        """The loads whose barrier somebody waits for."""
         from .machine import PHASE
 
         M = self.M
-        wanted = np.unique(M.mbarriers.barrier[M.state == PHASE])
-        waited = [i for i, job in enumerate(self.loads) if job.barriers is not None
-                  and np.isin(job.barriers, wanted).any()]  # fmt: skip
-        choice = waited or range(len(self.loads))
-        return choice[int(M.rng.integers(len(choice)))]
+        barriers = np.unique(M.mbarriers.barrier[M.state == PHASE])
+        return [i for i, job in enumerate(self.loads) if job.barriers is not None
+                and np.isin(job.barriers, barriers).any()]  # fmt: skip
+
+    def _pick(self) -> int:
+        """A load that is wanted, else any."""
+        choice = self.wanted() or range(len(self.loads))
+        return choice[int(self.M.rng.integers(len(choice)))]
 
     def _arrive(self) -> None:
         """The oldest cp.async.mbarrier.arrive: its threads' copies land, then they arrive."""

@@ -35,6 +35,7 @@ class Block:
     touches: list[tuple[Instruction, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     full: object = None
     masked: object = None
+    repeats: bool | None = None
 
     @property
     def lines(self) -> list[Instruction]:

@@ -214,7 +214,9 @@ class Machine:
         return value
 
     def _advance(self) -> bool:
-        """Something in flight lands because nothing else can go on."""
+        """Something in flight lands because nothing else can go on: in late order a copy that is waited for, or any."""
+        if self.late and not self.async_copies.wanted() and self.rng.integers(2):
+            return self.tensor.advance() or self.async_copies.advance()
         return self.async_copies.advance() or self.tensor.advance()
 
     def _time_out(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Work:
     thread: int
     line: int
     cells: list[tuple[int, int, int]] = field(default_factory=list)
+    commits: ClassVar[bool] = False
 
     def land(self, M: object) -> None:
         raise NotImplementedError
@@ -82,12 +84,16 @@ class TensorCore:
             work.land(self.M)
 
     def advance(self) -> bool:
-        """No thread can go on: land the oldest entry of a queue; True if there was one."""
-        busy = [cta for cta, queue in self.queues.items() if queue]
+        """No thread can go on: land the oldest entries of a queue, up to a commit; True if there were any."""
+        busy = [queue for queue in self.queues.values() if queue]
         if not busy:
             return False
-        rng = self.M.rng
-        self.queues[busy[int(rng.integers(len(busy)))] if len(busy) > 1 else busy[0]].popleft().land(self.M)
+        queue = busy[int(self.M.rng.integers(len(busy)))] if len(busy) > 1 else busy[0]
+        commits = False
+        while queue and not commits:
+            work = queue.popleft()
+            commits = work.commits
+            work.land(self.M)
         self.M.changed()
         return True
 

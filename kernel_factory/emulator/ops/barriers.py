@@ -1,7 +1,8 @@
 """mbarrier instructions (PTX ISA 9.7.13.15), cp.async.mbarrier.arrive, bar.arrive and bar.red (9.7.13.1).
 
-try_wait and test_wait park the thread until the phase completes: both may legally report late. When nothing else
-can run they report False, as the hardware's time limit would, and a deadlock is reported if that does not help.
+try_wait and test_wait in a loop that repeats them park the thread until the phase completes: both may legally report
+late. When nothing else can run they report False, as the hardware's time limit would, and a deadlock is reported if
+that does not help. One that nothing repeats (a peek) reports False at once: it may, and code must not rely on more.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from .. import cta_barriers
+from ..blocks import Block, successors
 from ..emitter import Emitter, Modifiers
 from ..errors import Fault
 from ..lanes import settle, spread, threads_of, write_lanes
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
 from .cluster import cluster_address, cluster_flat
+
+_SHORT_LOOP = 3  # blocks behind a wait within which its loop closes
 
 
 def _modifiers(mods: Modifiers) -> None:
@@ -151,8 +155,22 @@ def resolve_wait(M, group, block, sel, n, value) -> None:
         M.go(group, sel, following)
         return
     write_lanes(M, register, threads[done], True)
+    if not _repeats(M.program.blocks, block):
+        write_lanes(M, register, threads[~done], False)
+        M.go(group, sel, following)
+        return
     M.part(group, sel, np.full(n, following))
     M.mbarriers.park(threads[~done], ids[~done], ins.line, register, following)
+
+
+def _repeats(blocks: list[Block], block: Block) -> bool:
+    """Does the code right behind a wait lead back to it?"""
+    if block.repeats is None:
+        behind = {block.number + 1}
+        for _ in range(_SHORT_LOOP):
+            behind |= {s for b in behind - {block.number} for s in successors(blocks[b], len(blocks))}
+        block.repeats = block.number in behind
+    return block.repeats
 
 
 def _set_true(M, register, sel):

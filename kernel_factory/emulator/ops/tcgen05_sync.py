@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class Commit(Work):
 
     flat: np.ndarray
     epoch: tuple[int, list[int]] | None = None
+    commits: ClassVar[bool] = True
 
     def land(self, M: object) -> None:
         threads = np.full(self.flat.shape[0], self.thread)
