@@ -86,3 +86,26 @@ def test_the_manual_is_stricter_than_what_cutlass_relies_on(built):
         got, _, result = multiplied(built[name], g, mode, 0, bare, by_the_manual=True)
         assert np.isnan(got).all()
     assert {"tcgen05-ld-not-waited", "tcgen05-missing-fence"} <= {f.kind for f in result.findings}
+
+
+def without_a_wait(ptx: str) -> list[tuple[str, str]]:
+    """Each wait loop of a kernel (try_wait and its two branches), and the text without it."""
+    lines, out = ptx.splitlines(), []
+    for i, line in enumerate(lines):
+        if "mbarrier.try_wait" in line and "LAB_WAIT" in lines[i - 1]:
+            out.append((line.strip(), "\n".join([*lines[:i], "", "", "", *lines[i + 3 :]])))
+    return out
+
+
+@pytest.mark.parametrize(("name", "redundant"), [("one CTA", 3), ("a pair", 4)])
+def test_a_dropped_wait_is_found(built, name, redundant):
+    """In some mode and order; but for waits on a phase that is over from the start, and those of a drained pipeline."""
+    survivors, waits = [], without_a_wait(built[name].ptx)
+    for what, text in waits:
+        for mode, seed in (("race", 0), *(("warp-serial", seed) for seed in range(4))):
+            got, want, result = multiplied(built[name], GEMMS[name], mode, seed, text)
+            if result.findings or not np.array_equal(got, want):
+                break
+        else:
+            survivors.append(what)
+    assert len(waits) > 6 and len(survivors) <= redundant, survivors
