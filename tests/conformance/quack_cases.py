@@ -25,6 +25,7 @@ if importlib.util.find_spec("quack") is None:
 SMS = ("sm_90a", "sm_100a")
 ROWS = 8
 SIZES = {"small": 512, "odd": 760, "wide": 20480}
+GEMM = (192, 160, 128)  # M, N, K
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -133,10 +134,25 @@ def cross_entropy(size: str, sm: str) -> Launch:
     return _launch(f"cross_entropy-{size}", sm, arrays, expected)
 
 
+def gemm(size: str, sm: str) -> Launch:
+    m, n, k = GEMM
+    r = np.random.default_rng(8)
+    a, b = r.integers(-4, 5, (1, m, k)), r.integers(-4, 5, (1, n, k))
+    want = bf16((a @ b.transpose(0, 2, 1)).astype(np.float32))
+    arrays = (bf16(a.astype(np.float32)), bf16(b.astype(np.float32)), np.zeros((1, m, n), np.uint16))
+    return _launch(f"gemm-{size}", sm, arrays, {2: Expected(values=want)})
+
+
 def cases() -> list[Case]:
-    return [
+    rows = [
         Case(name=f"{f.__name__}-{size}-{sm}", package="quack", build=partial(f, size, sm))
         for sm in SMS
         for f in (rmsnorm, layernorm, softmax, softmax_backward, cross_entropy)
         for size in SIZES
     ]
+    products = [
+        Case(name=f"gemm-{size}-{sm}", package="quack", build=partial(gemm, size, sm))
+        for sm in SMS
+        for size in ("cluster1", "cluster2")
+    ]
+    return rows + products

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_lab import HEAD, THREADS, apply, kernel_text
+from ptx_lab import HEAD, THREADS, apply, kernel_text, launch
 
 from kernel_factory.emulator import PtxError, load
 from kernel_factory.emulator.ptx import Register, parse
@@ -100,3 +100,12 @@ def test_kernel_facts_are_exported():
         ("c", 128, 64, 64),
     ]
     assert kernel.static_shared == 100 and kernel.required_threads == (128, 1, 1)
+
+
+def test_vector_registers_have_named_elements():
+    """``.reg .v4`` declares four registers, named by .x to .w and all together by the vector's name."""
+    body = ".reg .v4 .b32 %v; mov.u32 %r0, %tid.x; mov.b32 %v.x, %r0; add.u32 %v.y, %v.x, 1; add.u32 %v.z, %v.y, 1;"
+    body += "mov.b32 %v.w, 9; ld.param.u64 %d0, [dst]; mul.wide.u32 %d1, %r0, 16; add.s64 %d0, %d0, %d1;"
+    result, memory = launch(body + "st.global.v4.b32 [%d0], %v;", {"dst": 16 * 64})
+    assert result.ok
+    assert memory.read("dst", np.uint32, (64, 4)).tolist() == [[i, i + 1, i + 2, 9] for i in range(64)]

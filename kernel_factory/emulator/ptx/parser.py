@@ -49,6 +49,7 @@ class _Scope:
         self.labels: set[str] = set()
         self.variables: dict[str, str] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
+        self.vectors: dict[str, Vector] = {}
 
 
 class BodyParser:
@@ -236,12 +237,18 @@ class BodyParser:
 
     def _registers(self, rest: str, line: int) -> None:
         kind, _, names = rest.strip().lstrip(".").partition(" ")
+        width = {"v2": 2, "v4": 4}.get(kind, 0)
+        if width:  # a vector register: its elements are name.x, name.y, …
+            kind, _, names = names.strip().lstrip(".").partition(" ")
         if kind not in BYTES:
             raise PtxError(line, rest[:80], f"register type .{kind} is not known")
         for name in split(names):
             ranged = re.match(rf"({IDENT})<\s*(\d{{1,9}})\s*>$", name)
             if ranged:
                 self.scopes[-1].ranges.append((ranged[1], int(ranged[2]), kind))
+            elif width and re.match(rf"{IDENT}$", name):
+                items = tuple(self.new_register(f"{name}.{x}", kind, self.scopes[-1]) for x in "xyzw"[:width])
+                self.scopes[-1].vectors[name] = Vector(items)
             elif re.match(rf"{IDENT}$", name):
                 self.new_register(name, kind, self.scopes[-1])
             else:
@@ -291,7 +298,8 @@ class BodyParser:
         register = self._find(text)
         if register is not None:
             return register
-        return self._symbol(text, line, source)
+        vector = next((scope.vectors[text] for scope in reversed(self.scopes) if text in scope.vectors), None)
+        return vector or self._symbol(text, line, source)
 
     def _symbol(self, text: str, line: int, source: str) -> Symbol:
         symbol = re.match(rf"(?:generic\s*\(\s*)?({IDENT})(?:\s*\))?(?:\s*\+\s*(\w+))?$", text)
