@@ -95,6 +95,10 @@ class Dispatcher:
         text = f"the tensors are on {device}; KF kernels run on CUDA tensors of NVIDIA GPUs"
         return Generic(reason=Reason(code="device", text=text))
 
+    def refuses_host(self) -> bool:
+        """Whether host tensors are certainly no device's memory here: no driver was asked, and none can be mapped."""
+        return 0 not in self._systems and self.forked is None and not driver.is_mapped()
+
     def _emulated(self) -> System | None:
         if self.forked is False:  # the parent's driver was a real one: host tensors are nothing to it
             return None

@@ -11,10 +11,12 @@ import atexit
 import ctypes
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Literal
 
 from kernel_factory.emulator.driver.service import Service, default_lookup
@@ -132,6 +134,8 @@ def install_driver(
         _refuse_other_driver()
         _installed = _load(sm, lookup or default_lookup(), driver_version, devices)
         _verify(_installed.product)
+        # kf_runtime asks the loader for a libcuda again only after an import.
+        sys.modules.setdefault("kernel_factory.emulator.driver.mapped", ModuleType("mapped"))
     elif _installed.sm != sm:
         raise DriverInstallError(f"sm: this process already emulates {_installed.sm}; start another for {sm}")
     _installed.set_launches(launches)

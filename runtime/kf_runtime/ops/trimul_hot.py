@@ -23,6 +23,7 @@ from kf_runtime.ops.trimul_arguments import Arguments, is_precision
 from kf_runtime.route import Generic
 
 EPS: Final = 1e-5
+_BF16: Final = torch.bfloat16
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 WEIGHTS: Final = (
     "norm_in_weight",
@@ -76,7 +77,13 @@ def replay(
     precision: object,
 ) -> Tensor | None:
     """The result, where this very signature is ready; None where ``trimul_kf`` has to look."""
-    if type(x) not in PLAIN or _dispatch_modes() or _functorch_level() is not None or _jit_trace() is not None:
+    if (
+        type(x) not in PLAIN
+        or x.dtype is not _BF16
+        or _dispatch_modes()
+        or _functorch_level() is not None
+        or _jit_trace() is not None
+    ):
         return None
     try:
         key = (direction, mask is None, biases[0] is None, x.get_device(), x.shape, weights[2].shape)  # type: ignore[union-attr]

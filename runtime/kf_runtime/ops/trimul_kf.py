@@ -12,6 +12,7 @@ BF16 (or float32 with precision="bfloat16", which is cast first and back afterwa
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any, Final
 
@@ -35,6 +36,9 @@ LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing"
                             "driver_too_old", "driver_error"))  # fmt: skip
 
 
+_WEIGHTS_FIRST: Final = ("p_in_weight", *PARAMETERS)
+
+
 def _declined(code: str, text: str, *, binding: bool = False) -> Generic:
     return Generic(reason=Reason(code=code, text=text, binding=binding))
 
@@ -56,7 +60,7 @@ def attempt(call: Arguments) -> Tensor | Generic:
 
 
 def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
-    declined = quick(call, current.mode)
+    declined = quick(call, current)
     if declined is not None:
         return declined
     known = trimul_hot.known(call, current)
@@ -80,22 +84,31 @@ def explain(*args: Any, **kwargs: Any) -> Route:
     call = arguments(*args, **kwargs)
     check(call)
     current = dispatch.current()
-    declined = quick(call, current.mode)
+    declined = quick(call, current)
     if declined is not None:
         return declined
     return current.decide(call.x.device, lambda system: describe(call, system))
 
 
-def quick(call: Arguments, mode: Mode) -> Generic | None:
+def quick(call: Arguments, current: Dispatcher) -> Generic | None:
     """Why a call never reaches KF, from what is cheapest to look at; None where it may."""
-    if mode is Mode.OFF:
+    if current.mode is Mode.OFF:
         return dispatch.OFF
-    tensors = call.tensors()
-    if traced(tensors):
-        return TRACING
-    if torch.is_grad_enabled() and any(map(trimul_hot.requires_grad, tensors)):
+    x = call.x
+    declined = _dtype(call)
+    if declined is not None:
+        return declined
+    if torch.is_grad_enabled() and _any_grad(call):
         return GRAD
-    return _dtype(call)
+    if x.is_cpu and current.refuses_host():
+        return dispatch.HOST
+    return TRACING if traced(call.tensors()) else None
+
+
+def _any_grad(call: Arguments) -> bool:
+    """The pair and one weight first: where a gradient is asked for, they nearly always say so."""
+    p = call.p_in_weight
+    return call.x.requires_grad or (p is not None and p.requires_grad) or any(t.requires_grad for t in call.tensors())
 
 
 def traced(tensors: list[Tensor]) -> bool:
@@ -104,16 +117,23 @@ def traced(tensors: list[Tensor]) -> bool:
 
 
 def _dtype(call: Arguments) -> Generic | None:
-    wanted = torch.float32 if call.precision == "bfloat16" and call.x.dtype == torch.float32 else torch.bfloat16
-    for name in ("x", *PARAMETERS):
+    """The parameters have passed ``check``: they share one dtype."""
+    dtype = call.x.dtype
+    if dtype is not torch.bfloat16 and not (dtype is torch.float32 and call.precision == "bfloat16"):
+        return _dtype_declined("x", dtype)
+    for name in _WEIGHTS_FIRST:
         tensor = getattr(call, name)
-        if tensor is not None and tensor.dtype != wanted:
-            text = (
-                f"{name} is {tensor.dtype}; KF takes a BF16 pair with BF16 parameters, "
-                'or float32 throughout with precision="bfloat16"'
-            )
-            return _declined("dtype", text)
+        if tensor is not None:
+            return None if tensor.dtype is dtype else _dtype_declined(name, tensor.dtype)
     return None
+
+
+@functools.cache
+def _dtype_declined(name: str, dtype: torch.dtype) -> Generic:
+    text = (
+        f'{name} is {dtype}; KF takes a BF16 pair with BF16 parameters, or float32 throughout with precision="bfloat16"'
+    )
+    return _declined("dtype", text)
 
 
 def as_bf16(call: Arguments) -> Arguments:
