@@ -20,12 +20,16 @@ if TYPE_CHECKING:
         triangle_multiplicative_update as triangle_multiplicative_update,
     )
     from kf_runtime.ops.trimul_arguments import TriMulPrecision as TriMulPrecision
+    from kf_runtime.ops.trimul_gates import explain_gates as explain_gates
     from kf_runtime.ops.trimul_module import TriangleMultiplicativeUpdate as TriangleMultiplicativeUpdate
     from kf_runtime.ops.trimul_shapes import (
         prepare_triangle_multiplicative_update_training as prepare_triangle_multiplicative_update_training,
     )
     from kf_runtime.ops.trimul_shapes import (
         triangle_multiplicative_update_inference_shape_is_supported as triangle_multiplicative_update_inference_shape_is_supported,  # noqa: E501
+    )
+    from kf_runtime.ops.trimul_split import (
+        triangle_multiplicative_update_split_parameters as triangle_multiplicative_update_split_parameters,
     )
     from kf_runtime.plan import Plan as Plan
     from kf_runtime.preload import preload as preload
@@ -46,6 +50,8 @@ _HOMES: Final = {
     "explain": "kf_runtime.explanation",
     "status": "kf_runtime.explanation",
     "preload": "kf_runtime.preload",
+    "explain_gates": "kf_runtime.ops.trimul_gates",
+    "triangle_multiplicative_update_split_parameters": "kf_runtime.ops.trimul_split",
     "triangle_multiplicative_update": "kf_runtime.ops.triangle_multiplicative_update",
     "TriMulPrecision": "kf_runtime.ops.trimul_arguments",
     "TriangleMultiplicativeUpdate": "kf_runtime.ops.trimul_module",

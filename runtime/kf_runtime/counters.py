@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
+
+log: Final = logging.getLogger("kf_runtime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,9 @@ class Counters:
         """Count one call that ran the generic path."""
         with self._lock:
             self._generic[code] += 1
+            first = self._generic[code] == 1
+        if first:
+            log.info("route: generic path (%s)", code)
 
     def failure(self, code: str, text: str) -> None:
         """Count a failure; the first of each code in a process is one warning with its cause and cure."""

@@ -7,6 +7,7 @@ later call is one dictionary hit.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from kf_runtime.system import System
 if TYPE_CHECKING:
     from kf_runtime.manifest import Manifest
 
+log: Final = logging.getLogger("kf_runtime")
 DATA: Final = Path(__file__).parent / "data"
 OFF: Final = Generic(reason=Reason(code="off", text="KF is disabled by CUEQ_TRIMUL_KF_CAMPAIGN"))
 HOST: Final = Generic(reason=Reason(code="cpu", text="the tensors are on the CPU; KF kernels run on CUDA tensors"))
@@ -144,6 +146,7 @@ class Dispatcher:
         with self._lock:
             if key not in self._executors:
                 self._executors[key] = self._build(decided.plan, device)
+                log.info("route: %s on %s", decided, device)
             found = self._executors[key]
         if isinstance(found, Unavailable):
             raise found
