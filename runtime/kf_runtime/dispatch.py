@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("kf_runtime")
 DATA: Final = Path(__file__).parent / "data"
+#: Remembered signatures and declined metadata of a process, at most.
+TABLE_LIMIT: Final = 4096
 OFF: Final = Generic(reason=Reason(code="off", text="KF is disabled by CUEQ_TRIMUL_KF_CAMPAIGN"))
 HOST: Final = Generic(reason=Reason(code="cpu", text="the tensors are on the CPU; KF kernels run on CUDA tensors"))
 CAPTURING: Final = Generic(
@@ -159,6 +161,12 @@ class Dispatcher:
                 return PlanExecutor(plan, self._loader(device.index or 0).functions(plan), device)
         except Unavailable as error:
             return error
+
+    def remember(self, key: Any, declined: Generic) -> None:
+        """Keep a decision under its key; the table starts afresh where callers' metadata has no end."""
+        if len(self.table) >= TABLE_LIMIT:
+            self.table.clear()
+        self.table[key] = declined
 
     def executors(self) -> tuple[PlanExecutor, ...]:
         """Every executor built so far."""

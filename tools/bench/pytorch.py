@@ -21,6 +21,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -105,6 +106,40 @@ def bench_declined() -> None:
     finally:
         home.generic = real
     print("host side of a declined call, the formula itself taken out (us a call, checks of 10 tensors included):")
+    for name, value in figures.items():
+        print(f"  {name:26} {value:6.2f}")
+
+
+def bench_declined_otherwise(data: Path) -> None:
+    """Declines that need the manifest: launches stubbed in C on the emulated driver, whose cells are in ``data``."""
+    from kf_runtime import campaign, dispatch
+
+    from kernel_factory import emulator
+
+    driver = emulator.install_driver("sm_90a", launches="stub")
+    dispatch.install(dispatch.Dispatcher(campaign.Settings(mode=campaign.Mode.AUTO), data))
+    named, small = operands(64, 64, torch.bfloat16), operands(8, 32, torch.bfloat16)
+    call = {**named, "direction": "incoming"}
+    turned = {**call, "x": named["x"].transpose(1, 2)}
+    weight = named["p_in_weight"]
+    shifted = {**call, "p_in_weight": torch.cat((weight.new_zeros(1), weight.flatten()))[1:].view(weight.shape)}
+    real, home.generic = home.generic, lambda call: None
+    try:
+        with torch.no_grad():
+            update(**call)
+            if driver.launches != 3:
+                raise SystemExit(f"{data}: expected a cell of N=64, C=D=64, incoming, mask; found none")
+            figures = microseconds(
+                {
+                    "declined by cell": lambda: update(**small),
+                    "declined by strides": lambda: update(**turned),
+                    "declined by alignment": lambda: update(**shifted),
+                    "declined by eps": lambda: update(**call, eps=1e-3),
+                    "arguments and checks alone": lambda: home.generic_path(**call),
+                }
+            )
+    finally:
+        home.generic = real
     for name, value in figures.items():
         print(f"  {name:26} {value:6.2f}")
 
@@ -205,9 +240,12 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--compiled", action="store_true", help="also under torch.compile (minutes)")
     parser.add_argument("--grad", action="store_true", help="forward and backward instead of no grad")
+    parser.add_argument("--data", type=Path, help="a packaged folder: declines that need the manifest, and no modules")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)  # one thread and its CPU time: figures hold on a machine that does other work as well
+    if options.data is not None:
+        return bench_declined_otherwise(options.data)
     bench_declined()
     print("declined calls against modules (median of interleaved rounds, one run, this CPU):")
     for compiled in (False, True) if options.compiled else (False,):

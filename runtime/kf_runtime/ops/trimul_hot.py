@@ -165,6 +165,11 @@ def known_precision(precision: object) -> bool:
     return precision == "bfloat16" or is_precision(precision)
 
 
+def autocast_declines(kind: str) -> bool:
+    """``other_autocast``, quick where no autocast is on at all."""
+    return _any_autocast() and other_autocast(kind)
+
+
 def other_autocast(kind: str) -> bool:
     """Whether autocast of this kind of device is on with a dtype other than BF16."""
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != torch.bfloat16

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from math import prod
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -36,6 +37,10 @@ LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing"
                             "driver_too_old", "driver_error"))  # fmt: skip
 
 
+#: Reasons that hold for calls of the same metadata: strides, low address bits, which operands there are, eps.
+OF_METADATA: Final = frozenset(("strides", "alignment", "shape", "operands", "weights", "biases", "eps", "empty",
+                                "autocast"))  # fmt: skip
+_operands_of: Final = attrgetter("x", "mask", *PARAMETERS)
 _WEIGHTS_FIRST: Final = ("p_in_weight", *PARAMETERS)
 
 
@@ -66,15 +71,30 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
     known = trimul_hot.known(call, current)
     if isinstance(known, Generic):
         return known
+    key = _metadata(call)
+    remembered = current.table.get(key)
+    if isinstance(remembered, Generic):
+        return remembered
     resolved = current.resolve(call.x.device, lambda system: describe(call, system))
     if isinstance(resolved, Generic):
         if resolved.reason.code in LASTING and current.mode is not Mode.FORCE:
             trimul_hot.decline(call, current, resolved)
+        elif resolved.reason.code in OF_METADATA and current.mode is not Mode.FORCE:
+            current.remember(key, resolved)
         return resolved
     cast = as_bf16(call)
     trimul_hot.remember(cast, resolved)
     addresses = [getattr(cast, name).data_ptr() for name in resolved.inputs]
     return resolved.run(addresses, cast.x).to(call.x.dtype)
+
+
+def _metadata(call: Arguments) -> tuple[Any, ...]:
+    """What a decision about a checked call of an allowed dtype depends on, beside the mode and the manifest."""
+    x, kind = call.x, call.x.device.type
+    operands = _operands_of(call)
+    strides = tuple([None if tensor is None else tensor.stride() for tensor in operands])
+    low = tuple([tensor.data_ptr() & 255 for tensor in operands if tensor is not None])
+    return call.direction, call.eps, x.get_device(), x.shape, call.D, trimul_hot.autocast_declines(kind), strides, low
 
 
 def explain(*args: Any, **kwargs: Any) -> Route:
