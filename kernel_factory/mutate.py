@@ -131,13 +131,21 @@ class Trial:
 
 
 def suite(trial: Trial, heard: Callable[[Mutant, Fate], None] = lambda mutant, fate: None) -> list[tuple[Mutant, Fate]]:
-    """Every mutant of a trial with its fate; survivors that are redundant are told apart."""
-    fates: list[tuple[Mutant, Fate]] = [(mutant, trial.fate(mutant)) for mutant in mutants(trial.ptx)]
+    """Every mutant of a trial with its fate; survivors that are redundant are told apart.
+
+    ``heard`` is told each fate once it is known: kills as they come, the rest at the end.
+    """
+    fates: list[tuple[Mutant, Fate]] = []
+    for mutant in mutants(trial.ptx):
+        fates.append((mutant, trial.fate(mutant)))
+        if isinstance(fates[-1][1], Killed):
+            heard(*fates[-1])
     survivors = [m for m, fate in fates if isinstance(fate, Survived) and m.kind in ("drop", "weaken")]
     covers = covering(trial, survivors)
     told = [(m, _excuse(m, fate, covers)) for m, fate in fates]
     for mutant, fate in told:
-        heard(mutant, fate)
+        if not isinstance(fate, Killed):
+            heard(mutant, fate)
     return told
 
 

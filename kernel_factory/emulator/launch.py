@@ -28,6 +28,7 @@ class LaunchConfig:
 
     ``shared_limit`` is the opt-in limit of the device in bytes (None: not checked). ``resident_ctas`` is how many
     CTAs the device holds at once, for kernels whose CTAs wait for one another (None: the whole grid).
+    ``block_limit`` is how many basic blocks a batch executes before a loop counts as endless (a ``runaway`` finding).
     ``by_the_manual`` holds tcgen05 to the letter of the PTX manual where CUTLASS relies on less (see tensor_core).
     """
 
@@ -36,6 +37,7 @@ class LaunchConfig:
     dynamic_shared: int = 0
     params: tuple[bytes, ...] = ()
     shared_limit: int | None = 232448
+    block_limit: int = 50_000_000
     cluster: tuple[int, int, int] = (1, 1, 1)
     resident_ctas: int | None = None
     by_the_manual: bool = False

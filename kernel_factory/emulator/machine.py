@@ -23,7 +23,6 @@ from .tensor_core import TensorCore
 from .tiles import Tiles
 
 RUN, BARRIER, MEET, DONE, PHASE, CLUSTER, ALLOC = 0, 1, 2, 3, 4, 5, 6
-MAX_BLOCKS = 50_000_000
 PATIENCE = 1024  # blocks that change no memory before threads with the lowest program counter must stand back
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128, 32: np.dtype("V32")}
 _POISON = {np.bool_: False, np.complex128: np.full(16, 0xFF, np.uint8).view(np.complex128)[0]}
@@ -319,11 +318,11 @@ class Machine:
         self.steps += 1
         self.quiet += 1
         self.executed[block.number] += n
-        if self.steps > MAX_BLOCKS:
+        if self.steps > self.config.block_limit:
             raise Fault(
                 "runaway",
                 block.lines[0].line if block.lines else 0,
-                f"more than {MAX_BLOCKS} blocks executed",
+                f"more than {self.config.block_limit} blocks executed",
                 "a loop of the kernel does not end",
             )
         if self.unset is not None:

@@ -45,6 +45,7 @@ class Launch:
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     modes: tuple[str, ...] = MODES
+    block_limit: int = 50_000_000
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -117,9 +118,13 @@ def run_launch(kernel, launch: Launch, mode: str):
             params.append(_filled(argument, memory))
         else:
             params.append(_scalar(argument, param.size))
-    extra = {} if launch.cluster == (1, 1, 1) else {"cluster": launch.cluster}
     config = LaunchConfig(
-        grid=launch.grid, block=launch.block, dynamic_shared=launch.shared, params=tuple(params), **extra
+        grid=launch.grid,
+        block=launch.block,
+        cluster=launch.cluster,
+        dynamic_shared=launch.shared,
+        params=tuple(params),
+        block_limit=launch.block_limit,
     )
     return memory, run(kernel, config, memory, mode=mode, seed=5)
 

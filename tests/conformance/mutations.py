@@ -15,9 +15,12 @@ from kernel_factory.emulator import PtxError, load
 from .cases import Case, Launch, _in_mode, run_launch
 from .report import collect
 
+BLOCK_LIMIT = 30_000  # a broken kernel may loop for ever; the whole ones execute a few thousand blocks
+
 
 def trial(launch: Launch) -> mutate.Trial:
     """A foreign kernel, ready to be mutated."""
+    launch = replace(launch, block_limit=BLOCK_LIMIT)
 
     def attempt(text: str, mode: str) -> str | None:
         try:
