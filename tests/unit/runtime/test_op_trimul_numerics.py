@@ -122,20 +122,24 @@ def test_fused_blocks_cover_everything(direction: str, monkeypatch: pytest.Monke
         torch.testing.assert_close(out, expected(x, direction, mask, p), rtol=1e-9, atol=1e-11)
 
 
-def test_fused_route_is_taken_from_2_to_the_15_pair_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large eager no-grad calls are fused; smaller ones, grad calls and float16 are not."""
+@pytest.mark.parametrize(("device", "least"), [("meta", 182), ("cpu", 32)])
+def test_fused_route_is_taken_from_2_to_the_15_pair_rows(
+    monkeypatch: pytest.MonkeyPatch, device: str, least: int
+) -> None:
+    """Large eager no-grad calls are fused (on the CPU from 2**10 rows); smaller ones, grad and float16 are not."""
     taken: list[int] = []
     fused = trimul_fused.fused
     monkeypatch.setattr(trimul_fused, "fused", lambda call: taken.append(call.x.shape[-2]) or fused(call))
     names = (*NORMS, *WEIGHTS)
-    large, _, p = make((), 182, 4, 4, names=names, dtype=torch.float32)
-    small, _, _ = make((), 181, 4, 4, names=names, dtype=torch.float32)
+    large, _, p = make((), least, 4, 4, names=names, dtype=torch.float32)
+    small, _, _ = make((), least - 1, 4, 4, names=names, dtype=torch.float32)
+    large, small, p = large.to(device), small.to(device), {n: v.to(device) for n, v in p.items()}
     with torch.no_grad():
         for value in (large, small):
             update(value, **p)
         update(large.half(), **{n: v.half() for n, v in p.items()})
     update(large, **p)
-    assert taken == [182]
+    assert taken == [least]
 
 
 @pytest.mark.parametrize(
