@@ -207,12 +207,16 @@ def shifts(ptx: str) -> Iterator[Mutant]:
 
 
 def constants(ptx: str) -> Iterator[Mutant]:
-    """Swizzle masks (constants of xor) and descriptor bits (wide constants), each with one bit flipped."""
+    """Swizzle masks (constants of xor) and descriptor bits (wide constants), each with one bit flipped.
+
+    An xor with 1 flips the parity that an mbarrier is waited on: it is made to flip nothing.
+    """
     for number, line in enumerate(ptx.splitlines(), start=1):
         for kind, pattern, bit in (("swizzle", _SWIZZLE, 16), ("descriptor", _DESCRIPTOR, 1 << 62)):
             match = pattern.match(line)
             if match:
-                text = f"{match[1]}{(int(match[2]) ^ bit)};"
+                parity = kind == "swizzle" and match[2] == "1"
+                kind, text = ("parity", f"{match[1]}0;") if parity else (kind, f"{match[1]}{int(match[2]) ^ bit};")
                 yield Mutant(kind=kind, lines=(number,), statement=line.strip(), ptx=_changed(ptx, number, text))
 
 
