@@ -16,6 +16,8 @@ from kernel_factory.built import BuiltCell
 from kernel_factory.family import Step, discover
 
 MODES: Final = ("lockstep", "warp-serial", "race")
+NORM_BAR: Final = 1.5e-3  # the policy's bars against the rounding model, for checks that write no evidence
+ROW_BAR: Final = 1e-2
 _PARAMETERS: Final = ("_weight", "_bias")
 _PROBE: Final = 8  # blocks run first, to learn what one costs
 
@@ -171,6 +173,11 @@ def compare(target: Target, found: torch.Tensor, staged: Any) -> dict[str, float
     if size == 0:
         return {"model_norm": gap, "model_worst_row": largest}
     return {"model_norm": (gap / size) ** 0.5, "model_worst_row": largest / (size / rows) ** 0.5}
+
+
+def within_bars(figures: dict[str, float]) -> bool:
+    """Whether the errors of a launch are those of a right kernel; a NaN is not."""
+    return figures["model_norm"] <= NORM_BAR and figures["model_worst_row"] <= ROW_BAR
 
 
 # ------------------------------------------------------------------ bytes and counts

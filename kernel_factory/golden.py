@@ -13,18 +13,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from kf_runtime.plan import Plan
 
 from kernel_factory import emulator
-from kernel_factory.bench import Bench, Target, config, stage
+from kernel_factory.bench import NORM_BAR, Bench, Target, config, stage
 from kernel_factory.built import BuiltCell
 from kernel_factory.store import Store, write_atomically
-
-NORM_BOUND: Final = 1.5e-3  # the policy's bar against the rounding model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Difference:
     @property
     def right(self) -> bool:
         """Bit for bit where integers went in; within the bound elsewhere."""
-        return self.different == 0 if self.exact else self.norm <= NORM_BOUND
+        return self.different == 0 if self.exact else self.norm <= NORM_BAR
 
 
 def record(store: Store, built: BuiltCell, seed: int, folder: Path) -> list[Path]:

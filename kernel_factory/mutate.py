@@ -18,7 +18,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from kernel_factory import emulator
-from kernel_factory.bench import MODES, Target, Tensors, run_target
+from kernel_factory.bench import MODES, Target, Tensors, run_target, within_bars
 
 SYNCHRONISATIONS: Final = (
     "bar.sync",
@@ -54,8 +54,6 @@ _STATEMENT: Final = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _ADDRESS: Final = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 _SWIZZLE: Final = re.compile(r"^(\s*xor\.b32\s+%\w+,\s*%\w+,\s*)(\d+);")
 _DESCRIPTOR: Final = re.compile(r"^(\s*(?:or|mov)\.b64\s+%\w+,\s*(?:%\w+,\s*)?)(-?\d{15,});")
-NORM_BAR: Final = 1.5e-3
-ROW_BAR: Final = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ class Trial:
             if result.findings:
                 return f"{result.findings[0].kind} at line {result.findings[0].line}"
             norm, row = figures["model_norm"], figures["model_worst_row"]
-            return None if norm <= NORM_BAR and row <= ROW_BAR else f"error {norm:.2e}, worst row {row:.2e}"
+            return None if within_bars(figures) else f"error {norm:.2e}, worst row {row:.2e}"
 
         return cls(ptx=ptx, attempt=attempt, races=lambda text: found_in(ran(text, "race")[1]))
 

@@ -14,7 +14,7 @@ import torch
 
 from kernel_factory import emulator, occupancy, roofline
 from kernel_factory.artifact import Facts
-from kernel_factory.bench import MODES, Bench, Target, affordable, compare, counted, launch_target
+from kernel_factory.bench import MODES, Bench, Target, affordable, compare, counted, launch_target, within_bars
 from kernel_factory.built import BuiltCell
 
 BUDGET = 20_000_000  # thread-instructions a launch and mode
@@ -62,7 +62,7 @@ class LaunchTrial:
     def right(self) -> bool:
         """No finding in any mode, and every figure within the bars."""
         clean = not any(self.findings.values())
-        return clean and all(f["model_norm"] <= 1.5e-3 and f["model_worst_row"] <= 1e-2 for f in self.figures.values())
+        return clean and all(within_bars(figures) for figures in self.figures.values())
 
 
 def run(built: BuiltCell, ptx: tuple[str, ...], seed: int) -> list[LaunchTrial]:

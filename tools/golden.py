@@ -60,7 +60,7 @@ def replay(options: argparse.Namespace) -> int:
     found = [launch_once(place.parent, device) for place in sorted(options.folder.glob("*/launch.json"))]
     for one in found:
         verdict = "right" if one.right else "WRONG"
-        how = "exact" if one.exact else f"bound {golden.NORM_BOUND:g}"
+        how = "exact" if one.exact else f"bound {golden.NORM_BAR:g}"
         print(f"{verdict} {one.launch}: {one.different} of {one.elements} elements differ, norm {one.norm:.2e} ({how})")
     return 0 if found and all(one.right for one in found) else 1
 

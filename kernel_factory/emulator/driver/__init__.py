@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final, Literal
 
 from kernel_factory.emulator.driver.service import Service, default_lookup
+from kernel_factory.toolchain import SHARED_LIMIT
 
 PRODUCT: Final = "KF Emulated {sm}"
 DRIVER_VERSION: Final = 13030
@@ -31,7 +32,6 @@ CAPABILITY: Final = {
     "sm_103a": (10, 3),
     "sm_120a": (12, 0),
 }
-_SHARED_LIMIT: Final = {"sm_80": 166912, "sm_89": 101376, "sm_120a": 101376}
 _SOURCE: Final = Path(__file__).with_name("libcuda.c")
 
 
@@ -167,7 +167,7 @@ def _load(sm: str, lookup: Callable[[str], str | None], driver_version: int, dev
         "kf_major": major,
         "kf_minor": minor,
         "kf_multiprocessors": 132,
-        "kf_shared_limit": _SHARED_LIMIT.get(sm, 232448),
+        "kf_shared_limit": SHARED_LIMIT[sm],
         "kf_driver_version": driver_version,
         "kf_devices": devices,
     }
