@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from kf_runtime.cell import Cell
-from kf_runtime.plan import Buffer, Launch, Plan
+from kf_runtime.plan import Launch, Plan
 
 from kernel_factory import admit as admission
 from kernel_factory import (
@@ -107,24 +107,24 @@ def _artifact(workspace: Workspace, family: Family, step: Step, cell: Cell) -> A
     return Artifact.from_json(body)
 
 
-def _key(cell: Cell, artifacts: tuple[Artifact, ...], buffers: tuple[Buffer, ...]) -> str:
+def _identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[Artifact, ...], str]:
+    """A cell's artifacts, and the name of its record: cell, bytes, buffers, and the way launches are captured."""
+    plan = family.plan(cell)
+    artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
     method = [sha256(Path(module.__file__ or "").read_bytes()) for module in (capture, inspect)]
-    return digest([cell.key, [a.to_json() for a in artifacts], [vars(b) for b in buffers], method])
+    return artifacts, digest([cell.key, [a.to_json() for a in artifacts], [vars(b) for b in plan.buffers], method])
 
 
 def _read_built(workspace: Workspace, family: Family, cell: Cell) -> BuiltCell:
-    plan = family.plan(cell)
-    artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
-    body = workspace.store.record("built", _key(cell, artifacts, plan.buffers))
+    _, key = _identity(workspace, family, cell)
+    body = workspace.store.record("built", key)
     if body is None:
         raise NotBuilt(f"{cell}: its launches are not captured; run `kf build`")
     return BuiltCell.from_json(body)
 
 
 def _capture_cell(workspace: Workspace, family: Family, cell: Cell, captured: Progress) -> BuiltCell:
-    plan = family.plan(cell)
-    artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
-    key = _key(cell, artifacts, plan.buffers)
+    artifacts, key = _identity(workspace, family, cell)
     body = workspace.store.record("built", key)
     if body is None:
         body = _captured(workspace, family, cell, artifacts).to_json()
