@@ -16,6 +16,7 @@ from .errors import Fault
 from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
 from .race_atomics import after_atomics
+from .shadow import Places
 
 __all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters", "shadow_bytes"]
 
@@ -73,9 +74,10 @@ class SharedRaces(Ordering):
         self.readers = self.warp_columns + self.groups + self.bulk
         self.last = np.full(n, (1 << self.bits) | (32 * self.never), np.int32)
         self.line = np.zeros(n, np.int32)
-        self.reads = np.zeros((n, self.readers), np.int32)  # clock << 6 | lane
+        self.reads = np.zeros((self.readers, n), np.int32)  # clock << 6 | lane
+        self.has_read = np.zeros(self.readers, bool)
         self.read_line = np.zeros(n, np.int32)
-        self.atomics = self.atomic_line = None
+        self.atomics = self.atomic_line = self.has_atomics = None
         ranks = np.arange(machine.cluster_size)[:, None]
         self.reader_columns = np.concatenate(
             [
@@ -87,12 +89,6 @@ class SharedRaces(Ordering):
         )
 
     # -- accesses of threads ---------------------------------------------------------------------------------------
-    def _cells(self, flat: np.ndarray, nbytes: int) -> np.ndarray:
-        """(accesses, cells of one access)."""
-        count = max(1, nbytes // self.G)
-        first = flat // self.G
-        return first[:, None] if count == 1 else first[:, None] + np.arange(count)
-
     def _who(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
         """CTA, warp, own column, and the column and lane in one number."""
         cta, warp = self.M.cta[threads], self.M.warp[threads]
@@ -103,81 +99,81 @@ class SharedRaces(Ordering):
         if threads.size == 0:
             return
         who = self._who(threads)
-        cells = self._cells(flat, nbytes)
-        self._order(threads, who, cells, line, "read", whole_warp)
+        places = Places.of(flat, nbytes, self.G)
+        self._order(threads, who, places, line, "read", whole_warp)
         if self.atomics is not None:
-            after_atomics(self, threads, who, cells, line, "read")
+            after_atomics(self, threads, who, places, line, "read")
         cta, warp, column, _ = who
         own = self.known[cta, warp, column]
-        at = cells * self.readers + column[:, None]
-        flat_reads = self.reads.reshape(-1)
-        mark = ((own << 6) | (_MANY if whole_warp else threads & 31))[:, None]
         if whole_warp:
-            flat_reads[at] = mark
-        else:
-            before = flat_reads[at]
-            flat_reads[at] = mark
-            mixed = ((before >> 6) == own[:, None]) & (before != mark) | (flat_reads[at] != mark)
-            if mixed.any():
-                flat_reads[at[mixed]] = (np.broadcast_to((own << 6)[:, None], at.shape)[mixed]) | _MANY
-        self.read_line[cells] = line
+            self.has_read_at(places, column, (own << 6) | _MANY, line)
+            return
+        mark = (own << 6) | (threads & 31)
+        reads, rows = self.reads.reshape(-1), places.row(column, self.last.size)
+        before = rows.take(reads)
+        self.has_read_at(places, column, mark, line)
+        mixed = ((before >> 6) == own[:, None]) & (before != mark[:, None]) | (rows.take(reads) != mark[:, None])
+        if mixed.any():
+            reads[rows.cells[mixed]] = (np.broadcast_to((own << 6)[:, None], mixed.shape)[mixed]) | _MANY
+
+    def has_read_at(self, places: Places, readers: np.ndarray, marks: np.ndarray, line: int) -> None:
+        """Note the clock and lane of a read by each access's reader."""
+        places.row(readers, self.last.size).put(self.reads.reshape(-1), marks)
+        self.has_read[readers] = True
+        places.put(self.read_line, line)
 
     def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False, data=None) -> None:
         if threads.size == 0:
             return
         who = self._who(threads)
-        cells = self._cells(flat, nbytes)
-        self._order(threads, who, cells, line, "write", whole_warp)
-        self._after_reads(threads, who, cells, line, whole_warp)
+        places = Places.of(flat, nbytes, self.G)
+        self._order(threads, who, places, line, "write", whole_warp)
+        self._after_reads(threads, who, places, line, whole_warp)
         if self.atomics is not None:
-            after_atomics(self, threads, who, cells, line, "write")
+            after_atomics(self, threads, who, places, line, "write")
         cta, warp, column, local = who
-        mark = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
-        self.last[cells] = mark
-        other = (self.last[cells] ^ mark) & self.thread_mask > 31  # another warp wrote here by the same instruction
+        mark = (self.known[cta, warp, column] << self.bits) | local
+        places.put(self.last, mark)
+        other = (places.take(self.last) ^ mark[:, None]) & self.thread_mask > 31  # another warp wrote here at once
         if other.any() and data is not None:  # several warps that write the same are one write
             rows = other.any(axis=1)
             other[np.flatnonzero(rows)[~GlobalRaces._batch_differs(flat, data, rows)]] = False
         if other.any():
-            self.line[cells] = line
-            self._report("race-write-after-write", threads, cells, other, line, self.line)
+            places.put(self.line, line)
+            self._report("race-write-after-write", threads, places, other, line, self.line)
         if in_flight:
-            self.last[cells] = (1 << self.bits) | (32 * self.flying)
-        self.line[cells] = line
+            places.put(self.last, (1 << self.bits) | (32 * self.flying))
+        places.put(self.line, line)
 
     def landed(self, threads, flat, nbytes, line) -> None:
         """A waited-for cp.async is a write by its thread, now."""
         cta, warp, column, local = self._who(threads)
-        self.last[self._cells(flat, nbytes)] = ((self.known[cta, warp, column] << self.bits) | local)[:, None]
+        Places.of(flat, nbytes, self.G).put(self.last, (self.known[cta, warp, column] << self.bits) | local)
 
     # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
         """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
-        self._check_init(threads, ids, line, True)
-        self.copy_issued(threads, ids)
+        self.copy_issued(threads, ids, line)
         who = self._who(threads)
-        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
-        self._order(threads, who, cells, line, "write", False)
-        self._after_reads(threads, who, cells, line, False)
-        self.last[cells] = (1 << self.bits) | (32 * self.flying)
-        self.line[cells] = line
+        places = Places.of(flat, unit, self.G)
+        self._order(threads, who, places, line, "write", False)
+        self._after_reads(threads, who, places, line, False)
+        places.put(self.last, (1 << self.bits) | (32 * self.flying))
+        places.put(self.line, line)
 
     def async_landed(self, flat, unit, ids) -> None:
         """The bytes are there; whoever waits for the phase in progress of their mbarriers may read them."""
-        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
         mark = ((self.M.mbarriers.phase[ids] + 1) << self.bits) | (self.slot_number[ids] << 5)
-        self.last[cells] = mark[:, None]
+        Places.of(flat, unit, self.G).put(self.last, mark)
 
     def async_read(self, threads, flat, unit, line, group=True) -> None:
         """A bulk copy reads shared memory from now until the wait for its bulk group."""
         who = self._who(threads)
-        cells = flat // self.G if unit <= self.G else self._cells(flat.reshape(-1), unit).reshape(flat.shape[0], -1)
-        self._order(threads, who, cells, line, "read", False, proxy=True)
+        places = Places.of(flat, unit, self.G)
+        self._order(threads, who, places, line, "read", False, proxy=True)
         if group:
-            reader = self.warp_columns + self.groups + who[1]
             clock = self.M.async_copies.groups[threads] + 1
-            self.reads[cells, reader[:, None]] = ((clock << 6) | _MANY)[:, None]
-            self.read_line[cells] = line
+            self.has_read_at(places, self.warp_columns + self.groups + who[1], (clock << 6) | _MANY, line)
 
     def bulk_waited(self, threads: np.ndarray, left: int) -> None:
         """All but the newest ``left`` bulk groups of the threads have read their sources."""
@@ -187,8 +183,8 @@ class SharedRaces(Ordering):
         column = self.bulk_agent + self.M.cta_rank[cta] * self.bulk + warp
         np.maximum.at(self.known, (cta, warp, column), self.M.async_copies.groups[threads] - left)
 
-    def group_read(self, ctas, groups, clock, flat, line, by_warp) -> None:
-        """Warpgroups read 16-byte chunks (operations, chunks) in a tensor operation, until its group is waited for.
+    def group_read(self, ctas, groups, clock, chunks, line, by_warp) -> None:
+        """Warpgroups read 16-byte chunks (operations, numbers) in a tensor operation, until its group is waited for.
 
         ``by_warp``: each warp reads a quarter of the chunks (wgmma's A); else all four read all of them.
         """
@@ -196,27 +192,29 @@ class SharedRaces(Ordering):
         if by_warp:
             slots = (four * self.M.cta_count + ctas[:, None]).reshape(-1)
             threads, clocks = slots * 32, None
-            cells = self._chunk_cells(flat.reshape(slots.shape[0], -1))
+            chunks = chunks.reshape(slots.shape[0], -1)
         else:
             threads = (four[:, 0] * self.M.cta_count + ctas) * 32
             clocks = [c[ctas[:, None], four].min(axis=1) for c in (self.known, self.fenced)]
-            cells = self._chunk_cells(flat)
-        self._order(threads, self._who(threads), cells, line, "read", True, proxy=True, clocks=clocks)
+        places = Places(chunks, 16 // self.G)
+        self._order(threads, self._who(threads), places, line, "read", True, proxy=True, clocks=clocks)
         repeat = threads.shape[0] // groups.shape[0]
-        reader, mark = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | _MANY, repeat)
-        self.reads.reshape(-1)[cells * self.readers + reader[:, None]] = mark[:, None]
-        self.read_line[cells] = line
-
-    def _chunk_cells(self, flat: np.ndarray) -> np.ndarray:
-        if self.G == 16:
-            return flat >> 4
-        return self._cells(flat.reshape(-1), 16).reshape(flat.shape[0], -1)
+        readers, marks = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | _MANY, repeat)
+        self.has_read_at(places, readers, marks, line)
 
     # -- comparisons -----------------------------------------------------------------------------------------------
-    def _order(self, threads, who, cells, line, what, whole_warp, proxy=False, clocks=None):
+    def _order(self, threads, who, places, line, what, whole_warp, proxy=False, clocks=None):
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
+        last = places.take(self.last)
+        one = last[:, :1]  # mostly it speaks for its whole access
+        if (last == one).all() and not self._faults(who, one, what, whole_warp, proxy, clocks):
+            return
+        for kind, bad in self._faults(who, last, what, whole_warp, proxy, clocks):
+            self._report(kind, threads, places, bad, line, None if kind == "uninitialised-shared" else self.line)
+
+    def _faults(self, who, last, what, whole_warp, proxy, clocks) -> list[tuple[str, np.ndarray]]:
+        """What is wrong with accesses (accesses, cells) to cells with these last writers."""
         cta, warp, column, local = who
-        last = self.last.take(cells)
         owner = (last & self.thread_mask) >> 5
         clock = last >> self.bits
         if clocks is None:
@@ -228,62 +226,58 @@ class SharedRaces(Ordering):
         unordered = clock > known.take(row)
         if what == "write":
             unordered &= owner < self.never  # a first write is no conflict
-        if unordered.any():
-            self._report_order(threads, cells, owner, unordered, line, what)
+        faults = self._unordered(owner, unordered, what) if unordered.any() else []
         if what == "write" or int(owner.min()) >= self.warp_columns:  # no warp wrote any of these
-            return
+            return faults
         lanes = (owner == column[:, None]) & (clock >= self.synced[cta, warp][:, None])
         if not whole_warp:
             lanes &= (last & self.thread_mask) != local[:, None]
-        if lanes.any():
-            self._report("warp-race-read-after-write", threads, cells, lanes, line, self.line)
+        faults.append(("warp-race-read-after-write", lanes))
         if proxy:
             bare = (owner < self.warp_columns) & (clock > fenced.take(row)) & ~unordered
-            if bare.any():
-                self._report("missing-proxy-fence", threads, cells, bare, line, self.line)
+            faults.append(("missing-proxy-fence", bare))
+        return [(kind, bad) for kind, bad in faults if bad.any()]
 
-    def _report_order(self, threads, cells, owner, bad, line, what):
+    def _unordered(self, owner, bad, what) -> list[tuple[str, np.ndarray]]:
+        """Accesses that are not ordered after the last writer, by what that is."""
         flying, never = owner == self.flying, owner == self.never
         # Landed data that nobody has waited for is as good as in flight.
         flying |= (owner >= self.slot) & (owner < self.flying) & (what == "read")
-        if (bad & flying).any():
-            self._report("async-in-flight", threads, cells, bad & flying, line, self.line)
-        if (bad & never).any():
-            self._report("uninitialised-shared", threads, cells, bad & never, line, None)
-        rest = bad & ~flying & ~never
-        if rest.any():
-            self._report(f"race-{what}-after-write", threads, cells, rest, line, self.line)
+        kinds = (
+            ("async-in-flight", bad & flying),
+            ("uninitialised-shared", bad & never),
+            (f"race-{what}-after-write", bad & ~flying & ~never),
+        )
+        return [(kind, cells) for kind, cells in kinds if cells.any()]
 
-    def _after_reads(self, threads, who, cells, line, whole_warp):
+    def _after_reads(self, threads, who, places, line, whole_warp):
         """Every read of a cell by another warp, agent, or lane must be known to the writer."""
         cta, warp, column, _ = who
-        reads = self.reads[cells]  # (accesses, cells, readers)
-        if not reads.any():
-            return
-        if self.M.cluster_size == 1:
-            clocks = self.known[cta, warp, : self.readers]
-        else:
-            rank = self.M.cta_rank[cells[:, 0] * self.G // self.M.shared_stride]
-            clocks = np.take_along_axis(self.known[cta, warp], self.reader_columns[rank], axis=1)
-        late = (reads >> 6) > clocks[:, None, :]
-        late &= np.arange(self.readers) != column[:, None, None]
-        if late.any():
-            agents = late[..., self.warp_columns :].any(axis=2)
-            if agents.any():
-                self._report("async-read-in-flight", threads, cells, agents, line, self.read_line)
-            bad = late[..., : self.warp_columns].any(axis=2)
-            if bad.any():
-                self._report("race-write-after-read", threads, cells, bad, line, self.read_line)
-        mine = np.take_along_axis(reads, column[:, None, None], 2)[..., 0]
-        lanes = ((mine >> 6) >= self.synced[cta, warp][:, None]) & (mine != 0)
-        if not whole_warp:
-            lanes &= (mine & 63) != (threads & 31)[:, None]
-        if lanes.any():
-            self._report("warp-race-write-after-read", threads, cells, lanes, line, self.read_line)
+        known = self.known[cta, warp]
+        cluster = self.M.cluster_size > 1
+        rank = self.M.cta_rank[places.index[:, 0] * places.width * self.G // self.M.shared_stride] if cluster else 0
+        found: dict[str, np.ndarray] = {}
+        for reader in np.flatnonzero(self.has_read).tolist():
+            reads = places.take(self.reads[reader])
+            own = column == reader
+            if own.any():  # the writer's own warp: its other lanes
+                lanes = (reads >= (self.synced[cta, warp] << 6)[:, None]) & (reads != 0) & own[:, None]
+                if not whole_warp:
+                    lanes &= (reads & 63) != (threads & 31)[:, None]
+                _gather(found, "warp-race-write-after-read", lanes)
+                if own.all():
+                    continue
+            clock = (
+                known[:, reader] if not cluster else known[np.arange(column.size), self.reader_columns[rank, reader]]
+            )
+            kind = "race-write-after-read" if reader < self.warp_columns else "async-read-in-flight"
+            _gather(found, kind, (reads > ((clock << 6) | 63)[:, None]) & ~own[:, None])
+        for kind, bad in found.items():
+            self._report(kind, threads, places, bad, line, self.read_line)
 
-    def _report(self, kind, threads, cells, bad, line, other):
+    def _report(self, kind, threads, places, bad, line, other):
         access = np.nonzero(bad)[0]
-        others = np.zeros(access.shape, np.int32) if other is None else other[cells[bad]]
+        others = np.zeros(access.shape, np.int32) if other is None else other[places.cells[bad]]
         for against in np.unique(others):
             mine = access[others == against]
             self.note(kind, line, int(against), int(threads[mine[0]]), np.unique(mine).shape[0])
@@ -298,6 +292,12 @@ class SharedRaces(Ordering):
             (Fault(kind, line, _message(kind, other), _CURES[kind], thread, other), count)
             for (kind, line, other), (thread, count) in self.found.items()
         ]
+
+
+def _gather(found: dict[str, np.ndarray], kind: str, bad: np.ndarray) -> None:
+    """Add accesses to those of their kind."""
+    if bad.any():
+        found[kind] = found[kind] | bad if kind in found else bad
 
 
 def _message(kind: str, other: int) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .shadow import Places
 from .tensor_operands import SharedOperand
 from .tensor_waits import early_reads
 from .tmem import COLUMNS, LANES
@@ -294,10 +295,10 @@ class TensorRaces:
     def _shared(self, work: object, cta: int, warp: int, where: int, operand: SharedOperand) -> None:
         """The operand is read from now until the stream's next commit has completed."""
         order, thread = self.order, np.array([work.thread])
-        cells = order._cells(operand.flat(self.M, where).reshape(-1), 16).reshape(1, -1)
-        order._order(thread, order._who(thread), cells, work.line, "read", True, proxy=True)
-        order.reads[cells, order.warp_columns + warp] = (self._epoch(cta, warp) << 6) | 32
-        order.read_line[cells] = work.line
+        places = Places.of(operand.flat(self.M, where).reshape(1, -1), 16, order.G)
+        order._order(thread, order._who(thread), places, work.line, "read", True, proxy=True)
+        mark = np.array([(self._epoch(cta, warp) << 6) | 32])
+        order.has_read_at(places, np.array([order.warp_columns + warp]), mark, work.line)
 
     def commit(self, work: object) -> None:
         """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster."""

@@ -345,6 +345,6 @@ class Tiles:
         for descriptors, rows, mn_major, left in ((job.a, 64, p.a_mn, True), (job.b, p.n, p.b_mn, False)):
             if descriptors.ndim == 1:
                 at = self._positions(descriptors, rows, mn_major, p.line, job.groups)
-                at = np.broadcast_to(at, (cta.size, *at.shape[1:])).reshape(cta.size, -1)
+                at = at.reshape(at.shape[0], -1)
                 M.race.group_read(cta, job.groups // M.cta_count, job.number + 1,
-                                  at * 16 + (cta * M.shared_stride)[:, None], p.line, left)  # fmt: skip
+                                  at + (cta * (M.shared_stride >> 4))[:, None], p.line, left)  # fmt: skip

@@ -25,7 +25,7 @@ from kernel_factory import pipeline
 from kernel_factory.bench import MODES, Bench, run_chain
 from kernel_factory.workspace import find
 
-HOPPER = dict(zip(hopper.FIELDS, (1024, 512, 512, 2, 128, 64, 3, 1, "bf16", "k"), strict=True))
+HOPPER = dict(zip(hopper.FIELDS, (1024, 1024, 1024, 2, 128, 64, 3, 1, "bf16", "k"), strict=True))
 CELL = "/B1.N128.C128.D128/outgoing/mask/"
 
 
@@ -44,7 +44,7 @@ def sm90() -> None:
     hopper.multiplied(kernel, HOPPER, MODES[0])
     for mode in MODES:
         _, _, result = hopper.multiplied(kernel, HOPPER, mode)
-        rate(f"sm_90a TMA + wgmma GEMM, {mode}", result.thread_instructions, result.seconds)
+        rate(f"sm_90a TMA + wgmma GEMM 1024^3, {mode}", result.thread_instructions, result.seconds)
 
 
 def trimul() -> None:
