@@ -56,7 +56,8 @@ def rounded(call: Arguments, kind: Numerics) -> Arguments:
 def formula(call: Arguments) -> Tensor:
     """``sigmoid(h g_out) * (LayerNorm(t) p_out)`` with every weight given; the result has x's shape and dtype.
 
-    One gated projection per operand where autograd may run, one fused projection otherwise.
+    Projections of a and b: one product for all four without grad, one for values and one for gates with it, and
+    one for each under torch.compile with grad, where the compiler chooses what to put together.
     """
     kind = numerics(call)
     if not autocast_on(call.x.device.type):
@@ -90,12 +91,14 @@ def _gated_operands(h: Tensor, call: Arguments) -> tuple[Tensor, Tensor]:
     """a and b, ``[*, N, N, D]`` each: sigmoid(h g_in) * (h p_in) * mask."""
     p, g = weight_of(call.p_in_weight), weight_of(call.g_in_weight)
     D = call.D
-    if torch.is_grad_enabled():
-        a = _gated(h, p[:D], _part(call.p_in_bias, 0, D), g[:D], _part(call.g_in_bias, 0, D))
-        b = _gated(h, p[D:], _part(call.p_in_bias, D, 2 * D), g[D:], _part(call.g_in_bias, D, 2 * D))
-    else:
+    if not torch.is_grad_enabled():
         value, logit = torch.chunk(F.linear(h, torch.cat((p, g)), fused_bias(call)), 2, dim=-1)
         a, b = torch.chunk(torch.sigmoid(logit) * value, 2, dim=-1)
+    elif not torch.compiler.is_compiling():  # fewer products, and no gradients of weight slices to put together
+        a, b = torch.chunk(_gated(h, p, call.p_in_bias, g, call.g_in_bias), 2, dim=-1)
+    else:
+        a = _gated(h, p[:D], _part(call.p_in_bias, 0, D), g[:D], _part(call.g_in_bias, 0, D))
+        b = _gated(h, p[D:], _part(call.p_in_bias, D, 2 * D), g[D:], _part(call.g_in_bias, D, 2 * D))
     if call.mask is not None:
         mask = call.mask.unsqueeze(-1)
         a, b = a * mask, b * mask
