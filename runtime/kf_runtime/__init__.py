@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kf_runtime.preload import preload as preload
     from kf_runtime.route import Generic as Generic
     from kf_runtime.route import UseCubin as UseCubin
+    from kf_runtime.route import UseJit as UseJit
 
 __version__: Final = "0.1.0"
 
@@ -47,6 +48,7 @@ _HOMES: Final = {
     "NotAdmitted": "kf_runtime.errors",
     "Generic": "kf_runtime.route",
     "UseCubin": "kf_runtime.route",
+    "UseJit": "kf_runtime.route",
     "explain": "kf_runtime.explanation",
     "status": "kf_runtime.explanation",
     "preload": "kf_runtime.preload",

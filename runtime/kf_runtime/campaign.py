@@ -7,6 +7,8 @@
 - force: for tests; every eligible call must run KF, or it raises
 - preview: ``auto``, plus cells of this SM that were proved on the emulator alone
 - anything else: one warning, then auto
+
+``KF_JIT``, read beside it: families, by comma, that answer in their JIT form (see ``kf_runtime.jit``).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _SPELLINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the environment says. ``jit`` holds the text of KF_JIT (providers are not read yet)."""
+    """What the environment says. ``jit`` is the text of KF_JIT: families that answer in their JIT form, by comma."""
 
     mode: Mode = Mode.AUTO
     jit: str = ""

@@ -20,13 +20,14 @@ import torch
 from kf_runtime import campaign, driver, route
 from kf_runtime.counters import Counters
 from kf_runtime.errors import ForkedAfterUse, ManifestError, Unavailable
-from kf_runtime.execute import PlanExecutor
+from kf_runtime.execute import Executor, PlanExecutor
+from kf_runtime.jit import Form, Forms
 from kf_runtime.loader import Loader
-from kf_runtime.plan import Plan
-from kf_runtime.route import Call, Generic, Reason, Route, UseCubin
+from kf_runtime.route import Call, Generic, Reason, Route, UseCubin, UseJit
 from kf_runtime.system import System
 
 if TYPE_CHECKING:
+    from kf_runtime.cell import Cell
     from kf_runtime.manifest import Manifest
 
 log: Final = logging.getLogger("kf_runtime")
@@ -46,13 +47,15 @@ CAPTURING: Final = Generic(
 
 
 class Dispatcher:
-    """One process's mode, manifest, systems, loaders, executors and counters.
+    """One process's mode, JIT forms, manifest, systems, loaders, executors and counters.
 
     ``table`` belongs to the ops: signature to whatever they resolved it to.
     """
 
     def __init__(self, settings: campaign.Settings = campaign.SETTINGS, folder: Path = DATA) -> None:
+        self.settings = settings
         self.mode = settings.mode
+        self.forms = Forms(settings.jit)
         self.folder = folder
         self.counters = Counters()
         self.table: dict[Any, Any] = {}
@@ -60,7 +63,7 @@ class Dispatcher:
         self._manifest: Manifest | ManifestError | None = None
         self._systems: dict[int, System] = {}
         self._loaders: dict[int, Loader] = {}
-        self._executors: dict[tuple[str, torch.device], PlanExecutor | Unavailable] = {}
+        self._executors: dict[tuple[str, torch.device], Executor | Unavailable] = {}
         self.forked: bool | None = None
 
     def manifest(self) -> Manifest:
@@ -122,16 +125,35 @@ class Dispatcher:
             system = self.system_of(device)
             if isinstance(system, Generic):
                 return system
-            return route.decide(describe(system), self.manifest(), system, self.mode)
+            call = describe(system)
+            return self.forms.decide(call) or route.decide(call, self.manifest(), system, self.mode)
         except Unavailable as error:
             return route.unavailable(error)
 
-    def resolve(self, device: torch.device, describe: Callable[[System], Call]) -> PlanExecutor | Generic:
+    def decide_cell(self, cell: Cell, system: System) -> Route:
+        """The route of a well-formed eager call of this cell on ``system``. Raises Unavailable."""
+        if self.mode is campaign.Mode.OFF:
+            return OFF
+        found = self.forms.decide_cell(cell) if self.forms.wanted else None
+        return found or route.decide_cell(cell, self.manifest(), system, self.mode)
+
+    def register(self, form: Form) -> None:
+        """Let a JIT form answer for its cells from now on; what was resolved before is resolved anew."""
+        self.forms.register(form)
+        with self._lock:
+            self._executors = {k: v for k, v in self._executors.items() if not k[0].startswith(f"{form.name}/")}
+            self.table.clear()
+
+    def jit_families(self) -> tuple[str, ...]:
+        """The families that answer in their JIT form here."""
+        return () if self.mode is campaign.Mode.OFF else self.forms.names()
+
+    def resolve(self, device: torch.device, describe: Callable[[System], Call]) -> Executor | Generic:
         """An executor ready to launch, or the generic path and why. Under force, raises instead where it must."""
         decided = self.decide(device, describe)
-        if isinstance(decided, UseCubin):
+        if not isinstance(decided, Generic):
             try:
-                ready = (decided.entry.plan, device) in self._executors
+                ready = (_identity(decided), device) in self._executors
                 if ready or not _capturing(device, self):
                     return self.executor(decided, device)
                 decided = CAPTURING
@@ -142,23 +164,25 @@ class Dispatcher:
             self.counters.failure(decided.reason.code, decided.reason.text)
         return decided
 
-    def executor(self, decided: UseCubin, device: torch.device) -> PlanExecutor:
+    def executor(self, decided: UseCubin | UseJit, device: torch.device) -> Executor:
         """The executor of a route on one device, built and loaded once. Raises Unavailable, each time the same."""
-        key = (decided.entry.plan, device)
+        key = (_identity(decided), device)
         with self._lock:
             if key not in self._executors:
-                self._executors[key] = self._build(decided.plan, device)
+                self._executors[key] = self._build(decided, device)
                 log.info("route: %s on %s", decided, device)
             found = self._executors[key]
         if isinstance(found, Unavailable):
             raise found
         return found
 
-    def _build(self, plan: Plan, device: torch.device) -> PlanExecutor | Unavailable:
-        """A new executor, or why there is none; either way the cubins are read once."""
+    def _build(self, decided: UseCubin | UseJit, device: torch.device) -> Executor | Unavailable:
+        """A new executor, or why there is none; either way the cubins are read, or the JIT form is built, once."""
         try:
             with _on(device):
-                return PlanExecutor(plan, self._loader(device.index or 0).functions(plan), device)
+                if isinstance(decided, UseJit):
+                    return self.forms.form(decided.family).build(decided.cell, device)
+                return PlanExecutor(decided.plan, self._loader(device.index or 0).functions(decided.plan), device)
         except Unavailable as error:
             return error
 
@@ -168,15 +192,20 @@ class Dispatcher:
             self.table.clear()
         self.table[key] = declined
 
-    def executors(self) -> tuple[PlanExecutor, ...]:
+    def executors(self) -> tuple[Executor, ...]:
         """Every executor built so far."""
         with self._lock:
-            return tuple(found for found in self._executors.values() if isinstance(found, PlanExecutor))
+            return tuple(found for found in self._executors.values() if not isinstance(found, Unavailable))
 
     def _loader(self, ordinal: int) -> Loader:
         if ordinal not in self._loaders:
             self._loaders[ordinal] = Loader(self.manifest(), self.folder, ordinal)
         return self._loaders[ordinal]
+
+
+def _identity(decided: UseCubin | UseJit) -> str:
+    """What an executor is kept under: the plan's digest, or family and cell."""
+    return f"{decided.family}/{decided.cell.key}" if isinstance(decided, UseJit) else decided.entry.plan
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -211,7 +240,8 @@ def install(dispatcher: Dispatcher) -> Dispatcher:
 def _fresh() -> None:
     """In a forked child: nothing of the parent's driver is kept, and using it again is an error that says so."""
     before = Process.current
-    Process.current = Dispatcher(campaign.Settings(mode=before.mode), before.folder)
+    Process.current = Dispatcher(before.settings, before.folder)
+    Process.current.forms = before.forms.copy()
     if before.forked is not None or before._systems:
         emulated = any(system.host_is_device for system in before._systems.values())
         Process.current.forked = before.forked if before.forked is not None else emulated

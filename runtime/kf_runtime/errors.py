@@ -113,6 +113,36 @@ class KernelNotLoaded(Unavailable):
         )
 
 
+class JitUnknown(Unavailable):
+    """KF_JIT names a family that no installed provider has."""
+
+    code = "jit_family"
+
+    def __init__(self, asked: str, known: str) -> None:
+        super().__init__(
+            f"KF_JIT: expected families among {known or 'none (no provider is installed)'}; found {asked}; "
+            "correct KF_JIT or unset it"
+        )
+
+
+class JitToolchain(Unavailable):
+    """The versions that a JIT form needs are not installed."""
+
+    code = "jit_toolchain"
+
+    def __init__(self, family: str, problem: str) -> None:
+        super().__init__(f"the JIT form of {family}: {problem}")
+
+
+class JitFailed(Unavailable):
+    """A JIT form could not be compiled, loaded or launched. The cause is chained."""
+
+    code = "jit_failed"
+
+    def __init__(self, family: str, cell: object, what: str) -> None:
+        super().__init__(f"the JIT form of {family} for {cell}: {what}")
+
+
 class ForkedAfterUse(KfError):
     """A process forked after KF had used the driver: no handle and no context survives a fork."""
 

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from kf_runtime import driver
-from kf_runtime.plan import ITEM_BYTES, Launch, Plan, Slot
+from kf_runtime.plan import ITEM_BYTES, Buffer, Launch, Plan, Slot
 
 SLAB_ALIGNMENT: Final = 256
 
@@ -76,6 +76,27 @@ class _ThreadState:
         self.stream = stream
 
 
+class Executor(Protocol):
+    """What runs one cell on one device, whichever form its kernels have.
+
+    ``inputs`` names the operands in the order that ``run`` takes; ``alignment`` is the strictest of
+    theirs, in bytes; ``family`` names the JIT form, None for cubins; ``launches`` are those of one call.
+    """
+
+    inputs: tuple[str, ...]
+    alignment: int
+    family: str | None
+    launches: int
+    takes_tensors: bool
+
+    @property
+    def calls(self) -> int:
+        """How many times it ran, over all threads."""
+
+    def run(self, operands: Sequence[Any], like: torch.Tensor) -> torch.Tensor:
+        """Launch on the device's current stream. The operands are tensors where ``takes_tensors``, else addresses."""
+
+
 class PlanExecutor:
     """Launches of one Plan on one device, in order, on a stream.
 
@@ -87,6 +108,10 @@ class PlanExecutor:
     def __init__(self, plan: Plan, functions: Sequence[Any], device: torch.device) -> None:
         self.plan = plan
         self.device = device
+        self.family: str | None = None
+        self.takes_tensors = False
+        self.launches = len(plan.launches)
+        self.alignment = max(buffer.alignment for buffer in plan.named("input"))
         self.inputs = tuple(buffer.name for buffer in plan.named("input"))
         (output,) = plan.named("output")
         self._functions = tuple(functions)
@@ -94,7 +119,7 @@ class PlanExecutor:
         self._local = threading.local()
         self._tallies: list[list[int]] = []
         self._lock = threading.Lock()
-        self._offsets, self.scratch_bytes = _carve(plan)
+        self._offsets, self.scratch_bytes = carve(plan.named("scratch"))
         self._slab_items = (self.scratch_bytes + SLAB_ALIGNMENT) // ITEM_BYTES[output.dtype]
         self._order = (*self.inputs, output.name, *(buffer.name for buffer in plan.named("scratch")))
         self._pack = struct.Struct(f"={len(self._order)}Q").pack_into
@@ -107,22 +132,22 @@ class PlanExecutor:
         with self._lock:
             return sum(tally[0] for tally in self._tallies)
 
-    def run(self, addresses: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    def run(self, operands: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """Launch on the current stream of the device; the new output is like ``like``, which is contiguous.
 
-        ``addresses`` follow ``inputs``. The caller has compared every operand's metadata with the
-        plan's. Raises DriverError.
+        ``operands`` are addresses, in the order of ``inputs``. The caller has compared every operand's
+        metadata with the plan's. Raises DriverError.
         """
         # One frame, no helper calls: where CPython 3.11 grows its frame stack in the middle of this, each
         # call costs 2 us more (measured with tools/bench on a 2-core x86-64 machine).
         if self._guarded and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
-                return self.run(addresses, like)
+                return self.run(operands, like)
         state: _ThreadState = getattr(self._local, "state", None) or self._new_state()
         out = torch.empty_like(like)
         slab = like.new_empty(self._slab_items)
         base = (slab.data_ptr() + SLAB_ALIGNMENT - 1) & -SLAB_ALIGNMENT
-        places = [*addresses, out.data_ptr(), *map(base.__add__, self._offsets)]
+        places = [*operands, out.data_ptr(), *map(base.__add__, self._offsets)]
         self._pack(state.table, 0, *places)
         for patch in state.patches:
             patch.cell.value = places[patch.buffer] + patch.addend
@@ -153,11 +178,11 @@ class PlanExecutor:
         return state
 
 
-def _carve(plan: Plan) -> tuple[tuple[int, ...], int]:
+def carve(scratch: Sequence[Buffer]) -> tuple[tuple[int, ...], int]:
     """Offsets of the scratch buffers in one slab, and the slab's size in bytes."""
     offsets: list[int] = []
     end = 0
-    for buffer in plan.named("scratch"):
+    for buffer in scratch:
         offsets.append(end)
         end += -(-buffer.nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
     return tuple(offsets), end

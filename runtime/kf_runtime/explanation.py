@@ -20,6 +20,7 @@ class Status:
 
     ``cells_admitted`` counts the cells that run here in this mode, ``cells_shipped`` those of the
     manifest for this SM; ``hits`` are calls that ran a kernel, ``launches`` the kernels they launched;
+    ``jit`` holds the families that answer in their JIT form, with their part of the hits;
     ``graphs`` are the calls that torch.compile traced: "kf", or why their graph holds the generic path.
     """
 
@@ -33,6 +34,7 @@ class Status:
     generic: dict[str, int]
     failures: tuple[Failure, ...]
     graphs: dict[str, int]
+    jit: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -63,10 +65,11 @@ def status() -> Status:
         cells_admitted=admitted,
         cells_shipped=shipped,
         hits=sum(executor.calls for executor in executors),
-        launches=sum(executor.calls * len(executor.plan.launches) for executor in executors),
+        launches=sum(executor.calls * executor.launches for executor in executors),
         generic=current.counters.generic_calls(),
         failures=current.counters.failures(),
         graphs=current.counters.graphs(),
+        jit={name: sum(e.calls for e in executors if e.family == name) for name in current.jit_families()},
     )
 
 

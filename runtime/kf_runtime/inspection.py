@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kf_runtime import dispatch, manifest, route
+from kf_runtime import dispatch, manifest
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.errors import ArgumentError, ManifestError, Unavailable, version_text
@@ -37,6 +37,8 @@ def doctor() -> Report:
     if isinstance(found, Manifest):
         counts = ", ".join(f"{sm} {len(found.on_sm(sm))}" for sm in found.sms)
         lines.append(f"cells shipped: {counts or 'none'} (by {found.generator})")
+    if current.jit_families():
+        lines.append(f"JIT forms, before any cubin: {', '.join(current.jit_families())}")
     data = {
         "headline": lines[0],
         "mode": current.mode.value,
@@ -44,6 +46,7 @@ def doctor() -> Report:
         "sm": system.sm if isinstance(system, System) else None,
         "driver_version": system.driver_version if isinstance(system, System) else None,
         "cells": {sm: len(found.on_sm(sm)) for sm in found.sms} if isinstance(found, Manifest) else {},
+        "jit": list(current.jit_families()),
         "errors": [str(e) for e in (found, system) if isinstance(e, Unavailable)],
     }
     return Report(lines=tuple(lines), data=data, ok=isinstance(found, Manifest))
@@ -162,7 +165,7 @@ def _explain(cell: Cell) -> Report:
             else f"no admitted cell is {cell}; the nearest admitted cell is {found.nearest(cell)}"
         )
         return Report(lines=(text,), data={"cell": cell.key, "shipped": entry is not None, "route": text})
-    decided = route.decide_cell(cell, found, system, current.mode)
+    decided = current.decide_cell(cell, system)
     data = {"cell": cell.key, "shipped": found.entry(cell) is not None, "route": str(decided)}
     return Report(lines=(str(decided),), data=data)
 

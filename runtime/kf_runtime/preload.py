@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kf_runtime import dispatch, route
+from kf_runtime import dispatch
 from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.errors import ArgumentError, NoKernel
@@ -17,6 +17,8 @@ def preload(*cells: Cell | str, device: torch.device | str | int | None = None) 
     Reads and checks the cubins, then cuLibraryLoadData, cuKernelGetFunction and cuFuncLoad in the
     device's context, checked with cuFuncIsLoaded: nothing is left for a launch to load. ``device``
     defaults to the current CUDA device. With mode off nothing is loaded.
+
+    JIT forms cannot be loaded ahead: the code that the DSL generates loads its kernels when it first runs.
 
     Raises NoKernel for a named cell that does not run there, Unavailable where a kernel cannot be
     loaded, ArgumentError for a device that has none.
@@ -32,7 +34,7 @@ def preload(*cells: Cell | str, device: torch.device | str | int | None = None) 
     named = [Cell.parse(cell) if isinstance(cell, str) else cell for cell in cells]
     loaded: list[Cell] = []
     for cell in named or [entry.cell for entry in found.on_sm(system.sm)]:
-        decided = route.decide_cell(cell, found, system, current.mode)
+        decided = current.decide_cell(cell, system)
         if isinstance(decided, UseCubin) and cell.sm == system.sm:
             current.executor(decided, place)
             loaded.append(cell)

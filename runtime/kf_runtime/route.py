@@ -6,14 +6,14 @@ answer always carries the reason. ``enforce`` turns an answer into an error unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.errors import DriverTooOld, NotAdmitted, Unavailable
-from kf_runtime.plan import Plan
+from kf_runtime.plan import Buffer, Plan
 from kf_runtime.system import System
 
 if TYPE_CHECKING:
@@ -62,7 +62,19 @@ class UseCubin:
         return f"cubin path ({self.cell}: {len(self.plan.launches)} launches, cubins {hashes}, proved on {proofs})"
 
 
-Route = UseCubin | Generic
+@dataclass(frozen=True, kw_only=True)
+class UseJit:
+    """A family's JIT form (see ``kf_runtime.jit``): compiled on this machine, proved nowhere."""
+
+    family: str
+    cell: Cell
+    buffers: tuple[Buffer, ...]
+
+    def __str__(self) -> str:
+        return f"JIT path ({self.cell}: family {self.family}, compiled on this machine, not proved)"
+
+
+Route = UseCubin | UseJit | Generic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +148,9 @@ def _admit(cell: Cell, operands: Mapping[str, Operand] | None, manifest: Manifes
         text = f"no admitted cell is {cell}"
         return Generic(reason=Reason(code="cell", text=text, nearest=manifest.nearest(cell), binding=True))
     plan = manifest.plan_of(entry)
-    refusal = _operands(cell, operands, plan) or _grid_barrier(plan) or _product(entry, system, mode)
+    refusal = (
+        check_operands(cell, operands, plan.named("input")) or _grid_barrier(plan) or _product(entry, system, mode)
+    )
     if refusal is not None:
         return Generic(reason=refusal)
     return UseCubin(entry=entry, plan=plan, cell=cell)
@@ -162,11 +176,11 @@ def _grid_barrier(plan: Plan) -> Reason | None:
     return Reason(code="grid_barrier", text=text, binding=True)
 
 
-def _operands(cell: Cell, operands: Mapping[str, Operand] | None, plan: Plan) -> Reason | None:
-    """The first operand that is not what the plan's buffer table says."""
+def check_operands(cell: Cell, operands: Mapping[str, Operand] | None, inputs: Sequence[Buffer]) -> Reason | None:
+    """The first operand that is not what the buffer table says of it; None where all are, or none was given."""
     if operands is None:
         return None
-    for buffer in plan.named("input"):
+    for buffer in inputs:
         found = operands.get(buffer.name)
         if found is None:
             return _mismatch(cell, buffer.name, "operands", "a tensor", "None")

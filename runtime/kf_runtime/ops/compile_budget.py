@@ -91,6 +91,12 @@ def admitted(device: str, C: int, D: int, direction: str, mask: bool, biases: bo
         return found
 
 
+@_constant
+def jit_wanted() -> bool:
+    """Whether JIT forms answer eager calls here: no graph holds a kernel then. While tracing only."""
+    return dispatch.current().forms.wanted
+
+
 def slot_name(device: str, C: int, D: int, direction: str, mask: bool, biases: bool) -> str:
     """The attribute of ``slots`` for calls that differ in B and N alone."""
     return f"{device.replace(':', '_')}_{C}_{D}_{direction}_{'mask' if mask else 'nomask'}_{'bias' if biases else ''}"

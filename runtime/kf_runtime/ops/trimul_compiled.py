@@ -71,6 +71,8 @@ def _any_grad(call: Arguments) -> bool:
 
 def _shape(call: Arguments) -> str | None:
     """None where this pair shape is admitted and within the budget."""
+    if compile_budget.jit_wanted():
+        return "jit"
     C, D = call.C, call.D
     if not (has_static_value(C) and has_static_value(D)):
         return "dynamic_channels"

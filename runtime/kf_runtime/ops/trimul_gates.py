@@ -80,7 +80,8 @@ def _budget(call: Any) -> str:
 
 
 def _memory(route: Route, elements: int, current: dispatch.Dispatcher) -> str:
-    if isinstance(route, UseCubin):
-        scratch = sum(buffer.nbytes for buffer in route.plan.named("scratch"))
+    if not isinstance(route, Generic):
+        buffers = route.plan.buffers if isinstance(route, UseCubin) else route.buffers
+        scratch = sum(buffer.nbytes for buffer in buffers if buffer.role == "scratch")
         return f"{scratch / 2**20:.1f} MiB of scratch, from torch's allocator"
     return f"a and b of the generic path: {elements} elements; {current.counters.generic_calls()} calls so far"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kf_runtime import dispatch
 from kf_runtime.dispatch import Dispatcher
-from kf_runtime.execute import PlanExecutor
+from kf_runtime.execute import Executor
 from kf_runtime.ops.trimul_arguments import Arguments, is_precision
 from kf_runtime.route import Generic
 
@@ -56,15 +56,16 @@ class Ready:
     """What an admitted signature resolved to. Lists follow the operands' order: x, mask, weights, biases.
 
     ``gather`` brings addresses into the executor's order, or is None where it is this one;
-    ``misaligned`` are the address bits that must be zero.
+    ``misaligned`` are the address bits that must be zero; ``takes_tensors`` is the executor's.
     """
 
-    executor: PlanExecutor
+    executor: Executor
     signature: list[Any]
     place: Callable[[Tensor], Any]
     places: list[Any]
     gather: Callable[[Any], Any] | None
     misaligned: int
+    takes_tensors: bool
 
 
 def replay(
@@ -109,15 +110,17 @@ def replay(
         or (_any_autocast() and other_autocast(x.device.type))
     ):
         return None
-    addresses = list(map(_data_ptr, operands))
+    addresses: Any = list(map(_data_ptr, operands))
     if reduce(or_, addresses) & ready.misaligned:
         return None
+    if ready.takes_tensors:
+        addresses = operands
     if ready.gather is not None:
         addresses = ready.gather(addresses)
     return ready.executor.run(addresses, x)
 
 
-def remember(call: Arguments, executor: PlanExecutor) -> None:
+def remember(call: Arguments, executor: Executor) -> None:
     """Make the signature of an admitted BF16 call ready for ``replay``. ``call`` has been compared with the plan."""
     given = {"x": call.x, "mask": call.mask, **call.given()}
     names = tuple(name for name in ("x", "mask", *WEIGHTS, *BIASES) if given.get(name) is not None)
@@ -130,7 +133,8 @@ def remember(call: Arguments, executor: PlanExecutor) -> None:
         place=place,
         places=list(map(place, operands)),
         gather=None if order == tuple(range(len(names))) else itemgetter(*order),
-        misaligned=max(buffer.alignment for buffer in executor.plan.named("input")) - 1,
+        misaligned=executor.alignment - 1,
+        takes_tensors=executor.takes_tensors,
     )
 
 

@@ -84,8 +84,10 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
         return resolved
     cast = as_bf16(call)
     trimul_hot.remember(cast, resolved)
-    addresses = [getattr(cast, name).data_ptr() for name in resolved.inputs]
-    return resolved.run(addresses, cast.x).to(call.x.dtype)
+    operands = [getattr(cast, name) for name in resolved.inputs]
+    if not resolved.takes_tensors:
+        operands = [operand.data_ptr() for operand in operands]
+    return resolved.run(operands, cast.x).to(call.x.dtype)
 
 
 def _metadata(call: Arguments) -> tuple[Any, ...]:

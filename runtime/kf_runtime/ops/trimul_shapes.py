@@ -12,7 +12,7 @@ from kf_runtime.campaign import Mode
 from kf_runtime.cell import DIRECTIONS, Cell
 from kf_runtime.errors import ArgumentError, Unavailable
 from kf_runtime.ops import trimul_kf
-from kf_runtime.route import Generic, Reason, Route, UseCubin
+from kf_runtime.route import Generic, Reason, Route
 
 
 def triangle_multiplicative_update_inference_shape_is_supported(
@@ -35,7 +35,7 @@ def triangle_multiplicative_update_inference_shape_is_supported(
         shape, hidden_dim, direction, dtype=dtype, param_dtype=param_dtype, has_mask=has_mask, has_bias=has_bias,
         device=device,
     )  # fmt: skip
-    return isinstance(found, UseCubin)
+    return not isinstance(found, Generic)
 
 
 def prepare_triangle_multiplicative_update_training(
@@ -84,7 +84,7 @@ def shape_route(
             op=trimul_kf.OP, B=prod(shape[:-3]), N=shape[-2], C=shape[-1], D=hidden_dim, direction=direction,
             mask=has_mask, biases=has_bias, sm=system.sm,
         )  # fmt: skip
-        return route.decide_cell(cell, current.manifest(), system, current.mode)
+        return current.decide_cell(cell, system)
     except Unavailable as error:
         return route.unavailable(error)
 
