@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -70,7 +69,7 @@ def small(selection: Selection, built: list[BuiltCell]) -> Small:
 
 @pytest.fixture(autouse=True)
 def _no_campaign(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A campaign mode in the developer's shell does not reach the tests."""
-    if "CUEQ_TRIMUL_KF_CAMPAIGN" in os.environ:
-        monkeypatch.delenv("CUEQ_TRIMUL_KF_CAMPAIGN")
+    """A campaign mode or a JIT family in the developer's shell does not reach the tests."""
+    for name in ("CUEQ_TRIMUL_KF_CAMPAIGN", "KF_JIT"):
+        monkeypatch.delenv(name, raising=False)
     yield

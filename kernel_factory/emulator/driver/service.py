@@ -39,6 +39,8 @@ class _Attribute(ctypes.Structure):
 
 
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_FATBIN: Final = 0xBA55ED50
+_FATBIN_ELF: Final = 2  # the kind of an entry that holds a cubin
 
 
 def cluster_of(config: _Config) -> tuple[int, int, int]:
@@ -66,10 +68,11 @@ def default_lookup() -> Callable[[str], str | None]:
     root = Path(os.environ.get("KF_STORE") or Path(__file__).resolve().parents[3] / ".store")
 
     def lookup(cubin: str) -> str | None:
-        for path in sorted((root / "records" / "artifact").glob("*.json")):
-            body = json.loads(path.read_bytes())["body"]
-            if body["cubin"] == cubin:
-                return (root / "blobs" / body["ptx"][:2] / body["ptx"]).read_text()
+        for kind in ("artifact", "jit"):
+            for path in sorted((root / "records" / kind).glob("*.json")):
+                body = json.loads(path.read_bytes())["body"]
+                if body["cubin"] == cubin:
+                    return (root / "blobs" / body["ptx"][:2] / body["ptx"]).read_text()
         return None
 
     return lookup
@@ -93,6 +96,27 @@ def elf_size(header: bytes, read: Callable[[int, int], bytes]) -> int:
     return end
 
 
+def cubin_of(read: Callable[[int, int], bytes]) -> bytes:
+    """The cubin of an image that ``cuLibraryLoadData`` was given: an ELF, or a fatbin that holds one uncompressed.
+
+    ``read(offset, size)`` reads the image. Empty where there is none. The layout of a fatbin, as the
+    DSL writes it: a header (magic, version, its own size, bytes that follow), then entries of a
+    header (kind, version, its own size, payload bytes) and a payload.
+    """
+    magic, _, at, length = struct.unpack("<IHHQ", read(0, 16))
+    if magic != _FATBIN:
+        size = elf_size(read(0, 64), read)
+        return read(0, size) if size else b""
+    end = at + length
+    while at < end:
+        kind, _, header, payload = struct.unpack("<HHIQ", read(at, 16))
+        image = read(at + header, payload)
+        if kind == _FATBIN_ELF and image[:4] == b"\x7fELF":
+            return image
+        at += header + payload
+    return b""
+
+
 class Service:
     """Modules by number, and the callbacks that libcuda.c calls. Launches are serialised."""
 
@@ -112,8 +136,8 @@ class Service:
     def _load(self, code: int, out: Any) -> int:
         from kernel_factory import emulator
 
-        size = elf_size(ctypes.string_at(code, 64), lambda at, count: ctypes.string_at(code + at, count))
-        text = self._lookup(hashlib.sha256(ctypes.string_at(code, size)).hexdigest()) if size else None
+        image = cubin_of(lambda at, count: ctypes.string_at(code + at, count))
+        text = self._lookup(hashlib.sha256(image).hexdigest()) if image else None
         if text is None:
             return NO_BINARY_FOR_GPU
         loaded = emulator.load(text)

@@ -12,11 +12,11 @@ from typing import Any
 import kf_runtime
 import pytest
 import torch
-from kf_runtime import dispatch
+from kf_runtime import dispatch, inspection
 from kf_runtime.campaign import Mode, Settings
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
-from kf_runtime.errors import JitFailed, JitToolchain, NotAdmitted
+from kf_runtime.errors import JitFailed, JitToolchain, NoKernel, NotAdmitted
 from kf_runtime.jit import GROUP
 from kf_runtime.plan import Buffer
 from kf_runtime.route import Generic, UseCubin, UseJit
@@ -231,3 +231,19 @@ def test_a_forked_child_keeps_the_forms(start: Start) -> None:
     child = dispatch.current()
     assert child is not parent and child.forms is not parent.forms
     assert child.jit_families() == ("wild",)
+
+
+def test_other_questions_know_the_form(start: Start) -> None:
+    """A shape that only a form answers for is supported, doctor lists the family, and preload says what it cannot."""
+    dispatcher, form = start(), FakeForm()
+    other = trimul_cell(N=16)
+    form.cells = frozenset((other,))
+    supported = kf_runtime.triangle_multiplicative_update_inference_shape_is_supported
+    shape = ((1, 16, 16, 16), 16)
+    assert not supported(*shape)
+    dispatcher.register(form)
+    assert supported(*shape) and not supported((1, 24, 24, 16), 16)
+    assert any("wild" in line for line in inspection.doctor().lines)
+    with pytest.raises(NoKernel, match="JIT path"):
+        kf_runtime.preload(other)
+    assert kf_runtime.preload() == (trimul_cell(),) and form.built == []
