@@ -18,7 +18,7 @@ from kernel_factory.family import Step, discover
 MODES: Final = ("lockstep", "warp-serial", "race")
 NORM_BAR: Final = 1.5e-3  # the policy's bars against the rounding model, for checks that write no evidence
 ROW_BAR: Final = 1e-2
-_PARAMETERS: Final = ("_weight", "_bias")
+_PARAMETERS: Final = ("weight", "bias")
 _PROBE: Final = 8  # blocks run first, to learn what one costs
 
 Tensors = dict[str, torch.Tensor]

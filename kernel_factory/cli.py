@@ -18,7 +18,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kernel_factory import capture, compile, inspect, package, pipeline, report, toolchain, trial_view
+from kernel_factory import (
+    capture,
+    compile,
+    inspect,
+    package,
+    pipeline,
+    report,
+    scaffold,
+    source_lines,
+    toolchain,
+    trial_view,
+    watching,
+)
 from kernel_factory import mutate as mutation
 from kernel_factory import validate as validate_stage
 from kernel_factory.admit import Rejected
@@ -330,11 +342,24 @@ def report_command(options: Options) -> None:
 @click.argument("family")
 @click.option("--cell", "key", required=True, help="The cell's key; it need not be in cells.toml.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
-def run_command(family: str, key: str, html: Path | None) -> None:
+@click.option("--watch", is_flag=True, help="Run again whenever a file of the family is saved; Ctrl-C ends it.")
+def run_command(family: str, key: str, html: Path | None, watch: bool) -> None:
     """Run one cell on the emulator and show what it did; exit 1 where it is wrong."""
+    if watch:
+        watching.watch(find().families / family, lambda: _run_once(family, key, html))
+    else:
+        _run_once(family, key, html)
+
+
+def _run_once(family: str, key: str, html: Path | None) -> None:
     try:
         cell = Cell.parse(key)
         launches = pipeline.try_cell(find(), family, cell)
+    except (capture.CaptureError, inspect.InspectError) as error:
+        if "shared memory" not in str(error):
+            raise click.ClickException(str(error)) from error
+        places = ", ".join(source_lines.shared_memory(find().families / family))
+        raise click.ClickException(f"{error}\n(shared memory is asked for at {places})") from error
     except (*_CLEAR, CellKeyError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     trial_view.show(console, f"{family}: {cell}", launches)
@@ -342,6 +367,23 @@ def run_command(family: str, key: str, html: Path | None) -> None:
         trial_view.save_html(html, f"{family}: {cell}", launches)
     if not all(launch.right for launch in launches):
         raise SystemExit(1)
+
+
+@main.command()
+@click.argument("name")
+@click.option("--op", required=True, help=f"The op that it serves: {', '.join(scaffold.ops())}.")
+def new(name: str, op: str) -> None:
+    """Start a family: one folder that builds, proves and is admitted as it stands."""
+    try:
+        folder = scaffold.create(find().families, name, op)
+    except scaffold.ScaffoldError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(
+        f"{folder}: read kernel.py, then\n"
+        f"  kf cells --family {name}\n"
+        f"  kf run {name} --cell KEY\n"
+        f"  kf build --family {name} && kf validate --family {name} && kf admit --family {name}"
+    )
 
 
 if __name__ == "__main__":

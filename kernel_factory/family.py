@@ -85,12 +85,16 @@ class HostEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kernel design. ``package`` is its import path; ``plan`` maps a cell to steps."""
+    """One kernel design. ``package`` is its import path; ``plan`` maps a cell to steps.
+
+    ``supersedes`` names families of the same op whose cells this one takes over where both list them.
+    """
 
     name: str
     op: str
     package: str
     plan: Callable[[Cell], CellPlan]
+    supersedes: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> ModuleType:

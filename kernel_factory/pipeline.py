@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from kernel_factory import (
     policy,
     sample,
     second_opinion,
+    source_lines,
     trial,
     validate,
 )
@@ -75,9 +76,27 @@ def select(
         and (not sms or cell.sm in sms)
         and (not patterns or any(fnmatch(cell.key, f"*{pattern}*") for pattern in patterns))
     )
+    kept = _one_family_each(kept)
     if not kept:
         raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
     return Selection(workspace=workspace, rows=kept)
+
+
+def _one_family_each(rows: tuple[tuple[Family, Cell], ...]) -> tuple[tuple[Family, Cell], ...]:
+    """Without the cells of families that another of these supersedes. Raises SelectionError where two claim one."""
+    claims: dict[Cell, list[Family]] = {}
+    for family, cell in rows:
+        claims.setdefault(cell, []).append(family)
+    for cell, found in claims.items():
+        beaten = {name for family in found for name in family.supersedes}
+        claims[cell] = [family for family in found if family.name not in beaten]
+        if len(claims[cell]) != 1:
+            names = ", ".join(family.name for family in found)
+            raise SelectionError(
+                f"{cell}: expected one family to serve it; found {names}; name one with --family, "
+                "or let one say `supersedes` in its __init__.py"
+            )
+    return tuple((family, cell) for family, cell in rows if claims[cell] == [family])
 
 
 def _require(what: str, asked: tuple[str, ...], known: Iterable[str]) -> None:
@@ -165,10 +184,20 @@ def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.Launch
     """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
     _require("family", (family,), discover())
     selection = Selection(workspace=workspace, rows=((discover()[family], cell),))
-    with ThreadPoolExecutor(2) as pool:
+    owner, store = discover()[family], workspace.store
+    with ThreadPoolExecutor(4) as pool:
+        specs = [step.spec for step in owner.plan(cell).steps]
+        keys = [compile.record_key(owner, spec, cell.sm) for spec in specs]
+        located = [
+            pool.submit(source_lines.located, store, spec, cell.sm, key) for spec, key in zip(specs, keys, strict=True)
+        ]
         (built,) = build(selection, pool, lambda *_: None, lambda *_: None)
-    texts = tuple(workspace.store.blob(artifact.ptx).decode() for artifact in built.artifacts)
-    return trial.run(built, texts, validate.seed_of(built))
+        texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+        demands = policy.read_policy(workspace.policy)[cell.op]
+        bars = trial.Bars(wavefronts=demands.wavefronts, traffic=demands.traffic)
+        launches = trial.run(built, texts, validate.seed_of(built), bars)
+        sources = [source_lines.match(text, lines.result()) for text, lines in zip(texts, located, strict=True)]
+    return [replace(launch, sources=places) for launch, places in zip(launches, sources, strict=True)]
 
 
 # ------------------------------------------------------------------ validate, admit, package

@@ -119,8 +119,33 @@ def trimul_oracle(cell: Cell, inputs: Tensors) -> torch.Tensor:
     return triangle_multiplicative_update(wide.pop("x"), cell.direction, wide.pop("mask", None), **wide)
 
 
+def residual_norm_inputs(cell: Cell, name: str, seed: int) -> Tensors:
+    """Inputs of ``residual_layer_norm``: x and residual [B, N, N, C] of unit variance, a weight [C] near 1."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = (cell.B, cell.N, cell.N, cell.C)
+    values = {
+        "x": torch.randn(shape, generator=draw),
+        "residual": torch.randn(shape, generator=draw),
+        "weight": 1 + 0.1 * torch.randn(cell.C, generator=draw),
+        "bias": 0.1 * torch.randn(cell.C, generator=draw),
+    }
+    if name == "mean-1000":
+        values["x"] += 1000
+    return {key: value.to(torch.bfloat16) for key, value in values.items()}
+
+
+def residual_norm_oracle(cell: Cell, inputs: Tensors) -> torch.Tensor:
+    """The generic path of the op on the same BF16 values, in float64. Shape of x."""
+    from kf_runtime import residual_layer_norm
+
+    return residual_layer_norm(**{name: value.double() for name, value in inputs.items()})
+
+
 REFERENCES: Final = {
-    "triangle_multiplicative_update": Reference(input_sets=_trimul_sets, inputs=trimul_inputs, oracle=trimul_oracle)
+    "triangle_multiplicative_update": Reference(input_sets=_trimul_sets, inputs=trimul_inputs, oracle=trimul_oracle),
+    "residual_layer_norm": Reference(
+        input_sets=lambda cell: ("random", "mean-1000"), inputs=residual_norm_inputs, oracle=residual_norm_oracle
+    ),
 }
 
 

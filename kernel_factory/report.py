@@ -96,7 +96,7 @@ def rereads(row: Judged) -> Iterator[Reread]:
     """
     for launch in row.evidence.launches:
         for name, ways in launch["counters"]["memory"].items():
-            if "read" in ways and not name.endswith(("_weight", "_bias")):
+            if "read" in ways and not name.endswith(("weight", "bias")):
                 own = row.built.plan.buffer(name).nbytes / SECTOR
                 times = ways["read"]["sectors"] / launch["fraction"] / own
                 yield Reread(kernel=launch["kernel"], operand=name, n=row.built.cell.N, times=round(times, 2))

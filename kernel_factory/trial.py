@@ -6,7 +6,8 @@ PTX line, registers, shared memory, occupancy, and a roofline estimate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -17,9 +18,17 @@ from kernel_factory.artifact import Facts
 from kernel_factory.bench import MODES, Bench, Target, affordable, compare, counted, launch_target, within_bars
 from kernel_factory.built import BuiltCell
 
+Sources = dict[int, str]
 BUDGET = 20_000_000  # thread-instructions a launch and mode
 WORST = 5
-LINES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """What the op's policy allows beside errors: shared-memory wavefronts over ideal, sectors over distinct ones."""
+
+    wavefronts: float
+    traffic: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTrial:
-    """One launch of the cell, as it ran."""
+    """One launch of the cell, as it ran. ``sources``: where PTX lines come from; ``complaints``: what policy bars."""
 
     kernel: str
     fraction: float
@@ -57,24 +66,31 @@ class LaunchTrial:
     facts: Facts
     occupancy: occupancy.Occupancy
     estimate: roofline.Estimate
+    complaints: tuple[str, ...] = ()
+    sources: Sources = field(default_factory=dict)
+
+    @property
+    def accurate(self) -> bool:
+        """Whether every figure is within the bars."""
+        return all(within_bars(figures) for figures in self.figures.values())
 
     @property
     def right(self) -> bool:
-        """No finding in any mode, and every figure within the bars."""
-        clean = not any(self.findings.values())
-        return clean and all(within_bars(figures) for figures in self.figures.values())
+        """Accurate, no finding in any mode, nothing that the policy bars."""
+        return self.accurate and not self.complaints and not any(self.findings.values())
 
 
-def run(built: BuiltCell, ptx: tuple[str, ...], seed: int) -> list[LaunchTrial]:
+def run(built: BuiltCell, ptx: tuple[str, ...], seed: int, bars: Bars) -> list[LaunchTrial]:
     """Every launch of a cell in every mode; small grids whole, larger ones sampled."""
     bench = Bench.of(built, ptx, seed)
     inputs = bench.reference.inputs(built.cell, "random", seed)
     staged = bench.expectation.Staged(built.cell, inputs, torch.float32)
-    return [_launch(bench, index, ptx[index], inputs, staged) for index in range(len(bench.launches))]
+    targets = [affordable(bench, index, inputs, staged, BUDGET) for index in range(len(bench.launches))]
+    return [_launch(target, ptx[target.index], inputs, staged, bars) for target in targets]
 
 
-def _launch(bench: Bench, index: int, ptx: str, inputs: Any, staged: Any) -> LaunchTrial:
-    target = affordable(bench, index, inputs, staged, BUDGET)
+def _launch(target: Target, ptx: str, inputs: Any, staged: Any, bars: Bars) -> LaunchTrial:
+    bench, index = target.bench, target.index
     runs = {mode: launch_target(target, inputs, staged, mode) for mode in MODES}
     found, result = runs[MODES[0]]
     facts, sm = bench.built.facts[index], bench.built.cell.sm
@@ -91,7 +107,25 @@ def _launch(bench: Bench, index: int, ptx: str, inputs: Any, staged: Any) -> Lau
         facts=facts,
         occupancy=occupancy.of(facts, sm),
         estimate=roofline.estimate({"counters": counters, "fraction": fraction}, sm),
+        complaints=tuple(_complaints(target.launch.kernel, counters, bars)),
     )
+
+
+def _complaints(kernel: str, counters: dict[str, Any], bars: Bars) -> Iterator[str]:
+    """What the policy would reject for its counters."""
+    if counters["wavefront_ratio"] > bars.wavefronts:
+        yield (
+            f"bank conflicts: shared memory takes {counters['wavefront_ratio']:.2f} times the ideal wavefronts, at "
+            f"most {bars.wavefronts:g} is admitted (the lines are marked below)\n"
+            "    next: let a swizzle spread the lanes of an access over the banks, the same where bytes are written "
+            "and where they are read"
+        )
+    allowed = bars.traffic.get(kernel)
+    if allowed is not None and counters["traffic_ratio"] > allowed:
+        yield (
+            f"global memory: {counters['traffic_ratio']:.3f} sectors requested for each distinct one, at most "
+            f"{allowed:g} is admitted\n    next: read and write whole 32-byte sectors, each once (see the table)"
+        )
 
 
 def _worst(target: Target, found: torch.Tensor, staged: Any) -> tuple[Worst, ...]:
@@ -109,7 +143,7 @@ def _worst(target: Target, found: torch.Tensor, staged: Any) -> tuple[Worst, ...
 
 
 def _lines(result: emulator.Result, ptx: str) -> tuple[Line, ...]:
-    """The PTX lines that cost most: sectors and wavefronts together."""
+    """The PTX lines that touch memory, those that cost most first: sectors and wavefronts together."""
     texts = ptx.splitlines()
     rows = []
     for number, line in result.counters.lines.items():
@@ -120,4 +154,4 @@ def _lines(result: emulator.Result, ptx: str) -> tuple[Line, ...]:
         rows.append(
             Line(number=number, text=texts[number - 1].strip(), sectors=sectors, wavefronts=cost[0], ideal=cost[1])
         )
-    return tuple(sorted(rows, key=lambda row: -(row.sectors + row.wavefronts))[:LINES])
+    return tuple(sorted(rows, key=lambda row: -(row.sectors + row.wavefronts)))

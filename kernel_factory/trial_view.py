@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +12,20 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kernel_factory.trial import LaunchTrial
+from kernel_factory.emulator import Finding
+from kernel_factory.trial import LaunchTrial, Line
+
+SHOWN = 4  # findings a launch
+LINES = 8
+CONFLICT = 1.15  # wavefronts over ideal from which a line is marked
+#: What a cure's PTX is called in the CuTe DSL.
+CUTE = {
+    "bar.sync": "cute.arch.sync_threads()",
+    "bar.warp.sync": "cute.arch.sync_warp()",
+    "cp.async.wait_group": "cute.arch.cp_async_wait_group(0)",
+    "cp.async.bulk.wait_group": "cute.arch.cp_async_bulk_wait_group(0)",
+    "fence.proxy.async": "cute.arch.fence_proxy(...)",
+}
 
 
 def show(console: Console, title: str, launches: list[LaunchTrial]) -> None:
@@ -35,9 +50,8 @@ def _show_launch(console: Console, launch: LaunchTrial) -> None:
     for mode, figures in launch.figures.items():
         norm, row = figures["model_norm"], figures["model_worst_row"]
         console.print(f"  {mode:12} error {norm:.2e}, worst row {row:.2e}, findings {len(launch.findings[mode])}")
-    for mode, findings in launch.findings.items():
-        for finding in findings[:3]:
-            console.print(Text(f"  {mode}: {finding}", style="red"))
+    for text in (*_findings(launch), *launch.complaints, *_misplaced(launch)):
+        console.print(Text(f"  {text}", style="red"))
     for worst in launch.worst[: 1 if launch.right else None]:
         where = ", ".join(map(str, worst.index))
         console.print(f"  farthest: {worst.buffer}[{where}] found {worst.found:.6g}, expected {worst.expected:.6g}")
@@ -56,6 +70,55 @@ def _show_launch(console: Console, launch: LaunchTrial) -> None:
     )
 
 
+def _findings(launch: LaunchTrial) -> Iterator[str]:
+    """The first finding of each kind, source line and mode; the rest as a count."""
+    seen: dict[tuple[str, str, str], tuple[str, Finding]] = {}
+    for mode, findings in launch.findings.items():
+        for finding in findings:
+            key = (finding.kind, _place(launch, finding.line), _place(launch, finding.other_line))
+            seen.setdefault(key, (mode, finding))
+    for mode, finding in list(seen.values())[:SHOWN]:
+        yield _told(launch, mode, finding)
+    if len(seen) > SHOWN:
+        yield f"and {len(seen) - SHOWN} more places"
+
+
+def _told(launch: LaunchTrial, mode: str, finding: Finding) -> str:
+    against = f", against {_place(launch, finding.other_line)}" if finding.other_line else ""
+    names = [f"{ptx} is {name}" for ptx, name in CUTE.items() if _word(ptx).search(finding.cure)]
+    return (
+        f"{mode}: {finding.kind} at {_place(launch, finding.line)}{against}\n"
+        f"    CTA {finding.cta}, warp {finding.warp}, lane {finding.lane}, {finding.count} times: "
+        f"{finding.text[:100]}\n"
+        f"    {finding.message}\n"
+        f"    next: {finding.cure}" + (f" ({'; '.join(names)})" if names else "")
+    )
+
+
+def _word(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.]){re.escape(text)}(?![\w.])")
+
+
+def _place(launch: LaunchTrial, line: int) -> str:
+    """A PTX line, with the source line that it comes from where that is known."""
+    source = launch.sources.get(line)
+    return f"{source} (PTX line {line})" if source else f"PTX line {line}"
+
+
+def _misplaced(launch: LaunchTrial) -> Iterator[str]:
+    """Wrong values that no check explains are mostly right values in the wrong place."""
+    if launch.accurate or any(launch.findings.values()):
+        return
+    shared = sorted(line.number for line in launch.lines if line.wavefronts)
+    places = dict.fromkeys(launch.sources.get(line, f"PTX line {line}") for line in shared)
+    yield (
+        "values are wrong, and no order, bound or wait is at fault: they were computed or placed wrongly"
+        + (f"; shared memory is accessed at {', '.join(places)}" if places else "")
+        + "\n    next: let every access of a tile use one layout and one swizzle, where it is written and where it is "
+        "read; then compare the farthest elements below with the formula"
+    )
+
+
 def _buffers(launch: LaunchTrial) -> Table:
     table = Table("buffer", "way", "sectors", "distinct", "ratio", box=None, pad_edge=True)
     for name, ways in launch.counters["memory"].items():
@@ -66,7 +129,16 @@ def _buffers(launch: LaunchTrial) -> Table:
 
 
 def _lines(launch: LaunchTrial) -> Table:
-    table = Table("PTX line", "sectors", "wavefronts", "ideal", "statement", box=None, pad_edge=True)
-    for line in launch.lines:
-        table.add_row(str(line.number), str(line.sectors), str(line.wavefronts), str(line.ideal), Text(line.text[:80]))
+    table = Table("PTX line", "source", "sectors", "wavefronts", "ideal", "statement", box=None, pad_edge=True)
+    shown = [line for rank, line in enumerate(launch.lines) if rank < LINES or conflicts(line)]
+    for line in shown:
+        marked = "red" if conflicts(line) else None
+        source = launch.sources.get(line.number, "")
+        figures = (str(line.sectors), str(line.wavefronts), str(line.ideal))
+        table.add_row(str(line.number), source, *figures, Text(line.text[:70]), style=marked)
     return table
+
+
+def conflicts(line: Line) -> bool:
+    """Whether an access takes more wavefronts than its bytes need."""
+    return line.wavefronts > CONFLICT * line.ideal > 0

@@ -69,7 +69,7 @@ def _sources(family: str) -> str:
 def parts(store: Store, built: BuiltCell, reroll: int = 0) -> list[Part]:
     """The runs that a cell's evidence consists of."""
     launches = [_launch_identity(store, built, i) for i in range(len(built.artifacts))]
-    call = [replace(built.cell, sm="sm_0").key, seed_of(built, reroll), _method()]
+    call = [replace(built.cell, sm="sm_0").key, seed_of(built, reroll), _method(built.family)]
     if is_chained(built):
         return [Part(key=digest([call, launches]), built=built, index=None)]
     return [Part(key=digest([call[1:], launch]), built=built, index=i) for i, launch in enumerate(launches)]
@@ -95,11 +95,11 @@ def ptx_identity(ptx: str) -> str:
 
 
 @lru_cache
-def _method() -> str:
-    """sha256 of the code that decides what a proof says: the emulator and the measuring."""
+def _method(family: str) -> str:
+    """sha256 of the code that decides what a proof says: the emulator, the measuring, the family's model."""
     folder = Path(__file__).parent
     files = [path for path in sorted(folder.glob("emulator/**/*.py")) if "driver" not in path.parts]
-    files += [folder / name for name in _METHOD] + sorted(folder.glob("families/*/model.py"))
+    files += [folder / name for name in _METHOD] + [discover()[family].folder / "model.py"]
     return digest([[path.name, sha256(path.read_bytes())] for path in files])
 
 

@@ -30,6 +30,11 @@ class Workspace:
         return self.allowlists / "policy.toml"
 
     @property
+    def families(self) -> Path:
+        """One folder a family."""
+        return self.root / "kernel_factory" / "families"
+
+    @property
     def evidence(self) -> Path:
         """Committed evidence files."""
         return self.allowlists / "evidence"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kf_runtime.explanation import explain as explain
     from kf_runtime.explanation import status as status
     from kf_runtime.manifest import Manifest as Manifest
+    from kf_runtime.ops.residual_layer_norm import residual_layer_norm as residual_layer_norm
     from kf_runtime.ops.triangle_multiplicative_update import (
         triangle_multiplicative_update as triangle_multiplicative_update,
     )
@@ -52,6 +53,7 @@ _HOMES: Final = {
     "explain": "kf_runtime.explanation",
     "status": "kf_runtime.explanation",
     "preload": "kf_runtime.preload",
+    "residual_layer_norm": "kf_runtime.ops.residual_layer_norm",
     "explain_gates": "kf_runtime.ops.trimul_gates",
     "triangle_multiplicative_update_split_parameters": "kf_runtime.ops.trimul_split",
     "triangle_multiplicative_update": "kf_runtime.ops.triangle_multiplicative_update",

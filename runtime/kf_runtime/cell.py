@@ -17,6 +17,7 @@ from kf_runtime.errors import CellKeyError
 
 PHASES: Final = ("inference", "forward", "backward")
 DIRECTIONS: Final = ("outgoing", "incoming")
+NO_DIRECTION: Final = "none"
 DTYPES: Final = ("bf16", "f16", "f32")
 
 _KEY: Final = re.compile(
@@ -31,7 +32,8 @@ class Cell:
     """One exact call: pair ``[B, N, N, C]``, hidden width ``D``, on one SM.
 
     ``dtype`` is the pair's, ``param_dtype`` the parameters'. ``biases`` says that all four
-    projections carry a bias. Raises ValueError where a field is outside its domain.
+    projections carry a bias. An op without a direction has "none", one without a hidden width D = C.
+    Raises ValueError where a field is outside its domain.
     """
 
     op: str
@@ -48,7 +50,8 @@ class Cell:
     sm: str
 
     def __post_init__(self) -> None:
-        for name, domain in (("phase", PHASES), ("direction", DIRECTIONS), ("dtype", DTYPES), ("param_dtype", DTYPES)):
+        directions = (*DIRECTIONS, NO_DIRECTION)
+        for name, domain in (("phase", PHASES), ("direction", directions), ("dtype", DTYPES), ("param_dtype", DTYPES)):
             if getattr(self, name) not in domain:
                 raise ValueError(f"Cell.{name}: expected one of {', '.join(domain)}; found {getattr(self, name)!r}")
         for name in ("B", "N", "C", "D"):

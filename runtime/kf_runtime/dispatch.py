@@ -186,11 +186,11 @@ class Dispatcher:
         except Unavailable as error:
             return error
 
-    def remember(self, key: Any, declined: Generic) -> None:
+    def remember(self, key: Any, resolved: PlanExecutor | Generic) -> None:
         """Keep a decision under its key; the table starts afresh where callers' metadata has no end."""
         if len(self.table) >= TABLE_LIMIT:
             self.table.clear()
-        self.table[key] = declined
+        self.table[key] = resolved
 
     def executors(self) -> tuple[Executor, ...]:
         """Every executor built so far."""

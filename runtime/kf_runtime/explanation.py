@@ -90,6 +90,6 @@ def _coverage(current: Dispatcher) -> tuple[str | None, str | None, int, int]:
 
 
 def _explainers() -> dict[str, Callable[..., Route]]:
-    from kf_runtime.ops import trimul_kf
+    from kf_runtime.ops import residual_layer_norm, trimul_kf
 
-    return {trimul_kf.OP: trimul_kf.explain}
+    return {module.OP: module.explain for module in (trimul_kf, residual_layer_norm)}
