@@ -12,44 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import click
-from kf_runtime.cell import Cell
-from kf_runtime.errors import CellKeyError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kernel_factory import (
-    capture,
+    cli_run,
     compile,
-    inspect,
     package,
     pipeline,
     report,
     scaffold,
-    source_lines,
-    toolchain,
-    trial_view,
-    watching,
 )
 from kernel_factory import mutate as mutation
 from kernel_factory import validate as validate_stage
 from kernel_factory.admit import Rejected
 from kernel_factory.pipeline import Selection
-from kernel_factory.store import StoreError, write_atomically
+from kernel_factory.store import write_atomically
 from kernel_factory.workspace import find
 
 console = Console(width=None if Console().is_terminal else 180)
-_CLEAR = (
-    capture.CaptureError,
-    compile.CompileError,
-    inspect.InspectError,
-    package.PackageError,
-    pipeline.NotBuilt,
-    pipeline.SelectionError,
-    StoreError,
-    toolchain.ToolchainError,
-    validate_stage.NotProved,
-)
+_CLEAR = (*pipeline.CLEAR, package.PackageError, validate_stage.NotProved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,37 +321,6 @@ def report_command(options: Options) -> None:
     )
 
 
-@main.command("run")
-@click.argument("family")
-@click.option("--cell", "key", required=True, help="The cell's key; it need not be in cells.toml.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
-@click.option("--watch", is_flag=True, help="Run again whenever a file of the family is saved; Ctrl-C ends it.")
-def run_command(family: str, key: str, html: Path | None, watch: bool) -> None:
-    """Run one cell on the emulator and show what it did; exit 1 where it is wrong."""
-    if watch:
-        watching.watch(find().families / family, lambda: _run_once(family, key, html))
-    else:
-        _run_once(family, key, html)
-
-
-def _run_once(family: str, key: str, html: Path | None) -> None:
-    try:
-        cell = Cell.parse(key)
-        launches = pipeline.try_cell(find(), family, cell)
-    except (capture.CaptureError, inspect.InspectError) as error:
-        if "shared memory" not in str(error):
-            raise click.ClickException(str(error)) from error
-        places = ", ".join(source_lines.shared_memory(find().families / family))
-        raise click.ClickException(f"{error}\n(shared memory is asked for at {places})") from error
-    except (*_CLEAR, CellKeyError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    trial_view.show(console, f"{family}: {cell}", launches)
-    if html is not None:
-        trial_view.save_html(html, f"{family}: {cell}", launches)
-    if not all(launch.right for launch in launches):
-        raise SystemExit(1)
-
-
 @main.command()
 @click.argument("name")
 @click.option("--op", required=True, help=f"The op that it serves: {', '.join(scaffold.ops())}.")
@@ -385,6 +337,8 @@ def new(name: str, op: str) -> None:
         f"  kf build --family {name} && kf validate --family {name} && kf admit --family {name}"
     )
 
+
+main.add_command(cli_run.run_command)
 
 if __name__ == "__main__":
     main()

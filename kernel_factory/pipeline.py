@@ -18,12 +18,14 @@ from kernel_factory import (
     capture,
     compile,
     inspect,
+    jit_trial,
     mutate,
     package,
     policy,
     sample,
     second_opinion,
     source_lines,
+    toolchain,
     trial,
     validate,
 )
@@ -35,7 +37,8 @@ from kernel_factory.bench import Bench, Target
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
 from kernel_factory.family import Family, KernelSpec, Step, discover
-from kernel_factory.store import digest, sha256
+from kernel_factory.proof import CHAINED_UP_TO
+from kernel_factory.store import StoreError, digest, sha256
 from kernel_factory.workspace import Workspace
 
 Progress = Callable[..., None]
@@ -47,6 +50,18 @@ class SelectionError(Exception):
 
 class NotBuilt(Exception):
     """A later stage was asked for a cell that `kf build` has not made from the present sources."""
+
+
+#: Errors that say all an author needs to know.
+CLEAR = (
+    capture.CaptureError,
+    compile.CompileError,
+    inspect.InspectError,
+    NotBuilt,
+    SelectionError,
+    StoreError,
+    toolchain.ToolchainError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +198,6 @@ def _launch(workspace: Workspace, step: Step, artifact: Artifact) -> Launch:
 def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.LaunchTrial]:
     """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
     _require("family", (family,), discover())
-    selection = Selection(workspace=workspace, rows=((discover()[family], cell),))
     owner, store = discover()[family], workspace.store
     with ThreadPoolExecutor(4) as pool:
         specs = [step.spec for step in owner.plan(cell).steps]
@@ -191,13 +205,29 @@ def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.Launch
         located = [
             pool.submit(source_lines.located, store, spec, cell.sm, key) for spec, key in zip(specs, keys, strict=True)
         ]
-        (built,) = build(selection, pool, lambda *_: None, lambda *_: None)
-        texts = tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+        bench, texts = _bench(workspace, owner, cell)
         demands = policy.read_policy(workspace.policy)[cell.op]
         bars = trial.Bars(wavefronts=demands.wavefronts, traffic=demands.traffic)
-        launches = trial.run(built, texts, validate.seed_of(built), bars)
+        launches = trial.run(bench, texts, bars)
         sources = [source_lines.match(text, lines.result()) for text, lines in zip(texts, located, strict=True)]
     return [replace(launch, sources=places) for launch, places in zip(launches, sources, strict=True)]
+
+
+def _bench(workspace: Workspace, family: Family, cell: Cell) -> tuple[Bench, tuple[str, ...]]:
+    """The bench of one cell, built now where it is not, and its PTX."""
+    selection = Selection(workspace=workspace, rows=((family, cell),))
+    with ThreadPoolExecutor(2) as pool:
+        (built,) = build(selection, pool, lambda *_: None, lambda *_: None)
+    texts = tuple(workspace.store.blob(artifact.ptx).decode() for artifact in built.artifacts)
+    return Bench.of(built, texts, validate.seed_of(built)), texts
+
+
+def try_jit(workspace: Workspace, family: str, cell: Cell) -> jit_trial.JitTrial:
+    """Call one cell through the runtime in its JIT form. Raises SelectionError where that would take minutes."""
+    if cell.N > CHAINED_UP_TO:
+        raise SelectionError(f"{cell}: expected N of at most {CHAINED_UP_TO} with --jit, which runs whole cells")
+    bench, _ = _bench(workspace, discover()[family], cell)
+    return jit_trial.run(bench, workspace.store_root)
 
 
 # ------------------------------------------------------------------ validate, admit, package

@@ -22,12 +22,16 @@ class Reference:
     """Inputs and oracle of an op.
 
     ``input_sets(cell)`` names the sets that apply. ``inputs(cell, name, seed)`` draws one.
-    ``oracle(cell, inputs)`` is the op's generic path in float64.
+    ``call(cell, inputs)`` calls the op itself.
     """
 
     input_sets: Callable[[Cell], tuple[str, ...]]
     inputs: Callable[[Cell, str, int], Tensors]
-    oracle: Callable[[Cell, Tensors], torch.Tensor]
+    call: Callable[[Cell, Tensors], torch.Tensor]
+
+    def oracle(self, cell: Cell, inputs: Tensors) -> torch.Tensor:
+        """The generic path of the op on the same BF16 values, in float64. Shape of x."""
+        return self.call(cell, {name: value.double() for name, value in inputs.items()})
 
 
 TRIMUL_SETS: Final = (
@@ -111,12 +115,12 @@ def _as_bias(values: Tensors, weight: str, bias: float) -> None:
     values[weight][:, -1] = bias
 
 
-def trimul_oracle(cell: Cell, inputs: Tensors) -> torch.Tensor:
-    """The generic path of the op on the same BF16 values, in float64. Shape of x."""
+def trimul_call(cell: Cell, inputs: Tensors) -> torch.Tensor:
+    """``triangle_multiplicative_update`` as this cell calls it. Shape of x."""
     from kf_runtime import triangle_multiplicative_update
 
-    wide = {name: value.double() for name, value in inputs.items()}
-    return triangle_multiplicative_update(wide.pop("x"), cell.direction, wide.pop("mask", None), **wide)
+    values = dict(inputs)
+    return triangle_multiplicative_update(values.pop("x"), cell.direction, values.pop("mask", None), **values)
 
 
 def residual_norm_inputs(cell: Cell, name: str, seed: int) -> Tensors:
@@ -134,19 +138,21 @@ def residual_norm_inputs(cell: Cell, name: str, seed: int) -> Tensors:
     return {key: value.to(torch.bfloat16) for key, value in values.items()}
 
 
-def residual_norm_oracle(cell: Cell, inputs: Tensors) -> torch.Tensor:
-    """The generic path of the op on the same BF16 values, in float64. Shape of x."""
+def residual_norm_call(cell: Cell, inputs: Tensors) -> torch.Tensor:
+    """``residual_layer_norm``. Shape of x."""
     from kf_runtime import residual_layer_norm
 
-    return residual_layer_norm(**{name: value.double() for name, value in inputs.items()})
+    return residual_layer_norm(**inputs)
 
 
+TRIMUL: Final = Reference(input_sets=_trimul_sets, inputs=trimul_inputs, call=trimul_call)
 REFERENCES: Final = {
-    "triangle_multiplicative_update": Reference(input_sets=_trimul_sets, inputs=trimul_inputs, oracle=trimul_oracle),
+    "triangle_multiplicative_update": TRIMUL,
     "residual_layer_norm": Reference(
-        input_sets=lambda cell: ("random", "mean-1000"), inputs=residual_norm_inputs, oracle=residual_norm_oracle
+        input_sets=lambda cell: ("random", "mean-1000"), inputs=residual_norm_inputs, call=residual_norm_call
     ),
 }
+trimul_oracle: Final = TRIMUL.oracle
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:

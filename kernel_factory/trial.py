@@ -16,7 +16,6 @@ import torch
 from kernel_factory import emulator, occupancy, roofline
 from kernel_factory.artifact import Facts
 from kernel_factory.bench import MODES, Bench, Target, affordable, compare, counted, launch_target, within_bars
-from kernel_factory.built import BuiltCell
 
 Sources = dict[int, str]
 BUDGET = 20_000_000  # thread-instructions a launch and mode
@@ -80,11 +79,11 @@ class LaunchTrial:
         return self.accurate and not self.complaints and not any(self.findings.values())
 
 
-def run(built: BuiltCell, ptx: tuple[str, ...], seed: int, bars: Bars) -> list[LaunchTrial]:
+def run(bench: Bench, ptx: tuple[str, ...], bars: Bars) -> list[LaunchTrial]:
     """Every launch of a cell in every mode; small grids whole, larger ones sampled."""
-    bench = Bench.of(built, ptx, seed)
-    inputs = bench.reference.inputs(built.cell, "random", seed)
-    staged = bench.expectation.Staged(built.cell, inputs, torch.float32)
+    cell = bench.built.cell
+    inputs = bench.reference.inputs(cell, "random", bench.seed)
+    staged = bench.expectation.Staged(cell, inputs, torch.float32)
     targets = [affordable(bench, index, inputs, staged, BUDGET) for index in range(len(bench.launches))]
     return [_launch(target, ptx[target.index], inputs, staged, bars) for target in targets]
 

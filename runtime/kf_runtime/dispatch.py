@@ -186,7 +186,7 @@ class Dispatcher:
         except Unavailable as error:
             return error
 
-    def remember(self, key: Any, resolved: PlanExecutor | Generic) -> None:
+    def remember(self, key: Any, resolved: Executor | Generic) -> None:
         """Keep a decision under its key; the table starts afresh where callers' metadata has no end."""
         if len(self.table) >= TABLE_LIMIT:
             self.table.clear()

@@ -162,8 +162,10 @@ def test_run_names_a_mistake(checkout: Checkout, family: Path, mistake: str) -> 
 
 
 def test_a_right_kernel_is_right(checkout: Checkout, family: Path) -> None:
-    """The scaffold itself, at the same cell, is right; so that the mistakes above are what fails."""
-    assert checkout.kf("run", "my_norm", "--cell", KEY).stdout.rstrip().endswith("right")
+    """The scaffold itself, at the same cell, is right in both forms; so that the mistakes above are what fails."""
+    shown = checkout.kf("run", "my_norm", "--cell", KEY, "--jit").stdout
+    assert shown.startswith("JIT form: the cubin's bits")
+    assert shown.rstrip().endswith("right")
 
 
 def test_a_second_design_takes_over(checkout: Checkout) -> None:

@@ -17,7 +17,7 @@ from kf_runtime.campaign import Mode
 from kf_runtime.cell import NO_DIRECTION, Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.errors import ArgumentError
-from kf_runtime.execute import PlanExecutor
+from kf_runtime.execute import Executor
 from kf_runtime.ops.trimul_hot import PLAIN, traced
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
@@ -55,8 +55,9 @@ def residual_layer_norm(
     if isinstance(found, Generic):
         current.counters.generic(found.reason.code)
         return _formula(x, residual, weight, bias, eps)
-    operands = dict(zip(_NAMES, (x, residual, weight, bias), strict=True))
-    return found.run([operands[name].data_ptr() for name in found.inputs], x)  # type: ignore[union-attr]
+    named: dict[str, Any] = dict(zip(_NAMES, (x, residual, weight, bias), strict=True))
+    operands = [named[name] for name in found.inputs]
+    return found.run(operands if found.takes_tensors else [tensor.data_ptr() for tensor in operands], x)
 
 
 def explain(
@@ -89,8 +90,8 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | No
             raise ArgumentError(name, expected=wanted, found=f"{given.dtype} {list(given.shape)} on {given.device}")
 
 
-def _resolve(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> PlanExecutor | Generic:
-    """An executor whose plan these operands match, or the generic path and why; each decision is made once."""
+def _resolve(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> Executor | Generic:
+    """An executor whose buffers these operands match, or the generic path and why; each decision is made once."""
     declined = _quick(operands, eps, current)
     if declined is not None:
         return declined
@@ -99,9 +100,9 @@ def _resolve(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> Plan
     known = current.table.get(key)
     if known is None:
         known = current.resolve(x.device, lambda system: _describe(operands, system))
-        if isinstance(known, PlanExecutor) or (known.error is None and current.mode is not Mode.FORCE):
+        if not isinstance(known, Generic) or (known.error is None and current.mode is not Mode.FORCE):
             current.remember(key, known)
-    found: PlanExecutor | Generic = known
+    found: Executor | Generic = known
     return found
 
 
