@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.conftest import Checkout
+
 KEY = "residual_layer_norm/inference/bf16.bf16/B1.N65.C128.D128/none/nomask/nobias/sm_90a"
 CALL = """
 import json, torch
@@ -31,44 +29,6 @@ print(json.dumps({
     "other": str(kf_runtime.explain("residual_layer_norm", x[:, :9, :9], residual[:, :9, :9], weight, bias)),
 }))
 """
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """A copy of the sources in a folder of its own."""
-
-    root: Path
-
-    def python(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        paths = os.pathsep.join((str(self.root), str(self.root / "runtime")))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("KF_")} | {"PYTHONPATH": paths}
-        done = subprocess.run(
-            [sys.executable, *arguments], env=environment, cwd=self.root, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0 or not check, done.stdout + done.stderr
-        return done
-
-    def kf(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "kernel_factory.cli", *arguments, check=check)
-
-    def files(self) -> dict[str, str]:
-        """Every file's hash, but those of the store and of Python's caches."""
-        found = (path for path in self.root.rglob("*") if path.is_file())
-        names = {str(path.relative_to(self.root)): path for path in found}
-        kept = {n: p for n, p in names.items() if ".store" not in n and "__pycache__" not in n}
-        return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in kept.items()}
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    root = tmp_path_factory.mktemp("checkout")
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.cubin", "manifest.json", "build")
-    for name in ("kernel_factory", "runtime", "cubins"):
-        shutil.copytree(ROOT / name, root / name, ignore=skip)
-    (root / "allowlists").mkdir()
-    shutil.copy(ROOT / "allowlists" / "policy.toml", root / "allowlists")
-    shutil.copy(ROOT / "pyproject.toml", root)
-    return Checkout(root)
 
 
 @pytest.fixture(scope="module")
