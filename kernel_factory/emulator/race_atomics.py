@@ -29,9 +29,7 @@ def shared_atomic(race: object, threads: np.ndarray, flat: np.ndarray, nbytes: i
 
 
 def after_atomics(race: object, threads: np.ndarray, who: tuple, places: Places, line: int, what: str) -> None:
-    """A plain access: atomics of other warps on its cells must be known to its threads (not looked at in clusters)."""
-    if race.M.cluster_size > 1:
-        return
+    """A plain access: atomics of other warps on its cells must be known to its threads."""
     cta, warp, column, _ = who
     late = np.zeros(places.cells.shape, bool)
     for other in np.flatnonzero(race.has_atomics).tolist():

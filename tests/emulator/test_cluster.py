@@ -203,3 +203,33 @@ def test_a_grid_barrier_beyond_residency_is_a_deadlock(mode):
     assert kinds(result) == {"deadlock"}
     assert "16 resident CTAs of 24" in result.findings[0].message
     assert "SPIN" in GRID_BARRIER and result.findings[0].line > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("generic", [False, True])
+def test_atomics_reach_the_neighbours_memory(generic, mode):
+    """Every thread of both CTAs adds to the neighbour's counter; without a barrier before the read it is a race."""
+    if generic:
+        add = "cvt.u64.u32 %d1, %r1; cvta.shared.u64 %d1, %d1; mapa.u64 %d2, %d1, %r7; atom.add.u32 %r8, [%d2], %r4;"
+    else:
+        add = "mapa.shared::cluster.u32 %r11, %r1, %r7; red.shared::cluster.add.u32 [%r11], %r4;"
+    body = (
+        RANK + "mov.b32 %r5, 0; st.shared.b32 [%r1], %r5; xor.b32 %r7, %r2, 1;" + MEET + add + MEET
+        + "ld.shared.b32 %r9, [%r1];" + OUT.format("%r9")
+    )  # fmt: skip
+    result, memory = launch(body, {"out": 4 * 256}, threads=64, grid=4, cluster=2, mode=mode)
+    assert result.ok, findings(result)
+    sums = np.arange(256).reshape(4, 64).sum(axis=1)[[1, 0, 3, 2]]  # %r4 of all threads of the neighbour
+    assert np.array_equal(memory.read("out", np.uint32, (4, 64)), np.broadcast_to(sums[:, None], (4, 64)))
+    if mode == "race":
+        start = body.rindex(MEET)
+        unordered, _ = launch(body[:start] + body[start + len(MEET) :], {"out": 1024}, threads=64, grid=4, cluster=2,
+                              mode=mode)  # fmt: skip
+        assert "race-read-after-write" in kinds(unordered), findings(unordered)
+
+
+def test_an_atomic_past_the_cluster_is_out_of_bounds():
+    """A rank that the cluster does not have."""
+    body = RANK + "mov.b32 %r7, 2; mapa.shared::cluster.u32 %r11, %r1, %r7; red.shared::cluster.add.u32 [%r11], %r7;"
+    result, _ = launch(body, {"out": 256}, threads=32, grid=2, cluster=2)
+    assert kinds(result) == {"out-of-bounds"} and "rank 2" in findings(result)[0]

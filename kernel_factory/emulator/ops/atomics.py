@@ -15,8 +15,9 @@ from ..numerics import bf16_bits, bf16_value, ftz
 from ..ptx.records import Instruction, Vector
 from ..race_atomics import shared_atomic
 from ..registry import emits, runtime
+from .cluster import cluster_address, cluster_flat
 from .generic_access import _generic, generic_masks
-from .memory_access import global_parts, shared_base, shared_flat
+from .memory_access import global_parts, shared_flat
 
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint", "L1::", "L2::")
 _OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -50,7 +51,8 @@ def _emit(e: Emitter, ins: Instruction, mods: Modifiers, dst: object, sources: t
     hint = "L2::cache_hint" in mods.left
     mods.ignore(*_ORDER)
     count = int((mods.take("v2", "v4", "v8") or "v1")[1:])
-    space = (mods.take("global", "shared", "shared::cta") or "generic").split("::")[0]
+    space = mods.take("global", "shared", "shared::cta", "shared::cluster") or "generic"
+    space = "cluster" if space == "shared::cluster" else space.split("::")[0]
     mods.take("noftz")
     kind = mods.one(*_TYPES[op])
     if len(sources) != (3 if op == "cas" else 2) + hint:
@@ -59,7 +61,7 @@ def _emit(e: Emitter, ins: Instruction, mods: Modifiers, dst: object, sources: t
     storage = dtype if kind not in ("f16", "bf16") else "u16"
     values = e.values(sources[2 if op == "cas" else 1], storage)
     compare = e.value(sources[1], storage) if op == "cas" else "None"
-    if len(values) != count or (count > 1 and (space == "shared" or op not in ("add", "min", "max"))):
+    if len(values) != count or (count > 1 and (space in ("shared", "cluster") or op not in ("add", "min", "max"))):
         raise e.fail(f"{ins.opcode}.{op} of {len(values)} values in .{space} is not emulated")
     base, offset = _address(e, sources[0], space)
     name = e.temp()
@@ -77,6 +79,8 @@ def _address(e: Emitter, operand: object, space: str) -> tuple[str, int]:
         return e.global_address(operand)
     if space == "shared":
         return e.shared_address(operand)
+    if space == "cluster":
+        return cluster_address(e, operand)
     base, offset = e.address(operand)
     return e.value(base, "u64"), offset
 
@@ -89,17 +93,27 @@ def atomic_generic(M, sel, address, offset, op, kind, dtype, values, compare, wa
         parts = [atomic_generic(M, sel, address, *args, one, line, n) for one in masks]
         return [np.select(masks, [p[i] for p in parts]) if want else None for i in range(len(values))]
     space, base = _generic(M, sel, address, mask, line)
-    if space == "cluster":  # of this CTA; another CTA's memory is out of bounds here
-        space, base = "shared", shared_base(M, sel, base)
-    call = atomic_shared if space == "shared" else atomic_global
+    call = {"shared": atomic_shared, "cluster": atomic_cluster}.get(space, atomic_global)
     return call(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n)
 
 
 @runtime
 def atomic_shared(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n):
     chosen = settle(mask)
+    flat = shared_flat(M, sel, base, offset, np.dtype(dtype).itemsize, chosen, line)
+    return _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n)
+
+
+@runtime
+def atomic_cluster(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n):
+    chosen = settle(mask)
+    flat = cluster_flat(M, sel, base, offset, np.dtype(dtype).itemsize, chosen, line, n)
+    return _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n)
+
+
+def _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n):
+    """An atomic at these positions of the batch's shared memory, of whichever CTA."""
     size = np.dtype(dtype).itemsize
-    flat = shared_flat(M, sel, base, offset, size, chosen, line)
     threads = threads_of(M, sel, chosen)
     if M.race:
         shared_atomic(M.race, threads, flat, size, line)
