@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("kf_runtime")
 DATA: Final = Path(__file__).parent / "data"
-#: Remembered signatures and declined metadata of a process, at most.
+#: Keys of a process that ops remember at most.
 TABLE_LIMIT: Final = 4096
 OFF: Final = Generic(reason=Reason(code="off", text="KF is disabled by CUEQ_TRIMUL_KF_CAMPAIGN"))
 HOST: Final = Generic(reason=Reason(code="cpu", text="the tensors are on the CPU; KF kernels run on CUDA tensors"))
@@ -103,8 +103,10 @@ class Dispatcher:
         return Generic(reason=Reason(code="device", text=text))
 
     def refuses_host(self) -> bool:
-        """Whether host tensors are certainly no device's memory here: no driver was asked, and none can be mapped."""
-        return 0 not in self._systems and self.forked is None and not driver.is_mapped()
+        """Whether host tensors are certainly no device's memory here: a real driver answered, or none is mapped."""
+        if 0 in self._systems:
+            return not self._systems[0].host_is_device
+        return self.forked is None and not driver.is_mapped()
 
     def _emulated(self) -> System | None:
         if self.forked is False:  # the parent's driver was a real one: host tensors are nothing to it
@@ -186,7 +188,7 @@ class Dispatcher:
         except Unavailable as error:
             return error
 
-    def remember(self, key: Any, resolved: Executor | Generic) -> None:
+    def remember(self, key: Any, resolved: object) -> None:
         """Keep a decision under its key; the table starts afresh where callers' metadata has no end."""
         if len(self.table) >= TABLE_LIMIT:
             self.table.clear()

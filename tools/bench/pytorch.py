@@ -2,8 +2,8 @@
 
 ``python tools/bench/pytorch.py [--compiled] [--n 32 64 …] [--dtype bf16 f32] [--grad]`` prints
 
-1. the host side of declined calls by the gate that decides, beside ``torch.library.custom_op`` and,
-   where importable, a tvm-ffi call with the same tensors;
+1. the host side of declined calls that ask no driver, beside ``torch.library.custom_op`` and, where
+   importable, a tvm-ffi call with the same tensors (``make bench`` prints the others);
 2. time and peak memory of our declined call and of the modules of Boltz, OpenFold3 and Protenix, in
    interleaved rounds of one run: median ratio to the fastest module with a 95 % interval (bootstrap),
    and peak memory beside OpenFold3's default forward.
@@ -15,27 +15,24 @@ named as missing. CPU time of one thread of this machine; no GPU time.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import os
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 os.environ["CUEQ_TRIMUL_KF_CAMPAIGN"] = "auto"
 os.environ.setdefault("LAYERNORM_TYPE", "torch")
 
+import declined
 import kf_runtime
 import torch
-from kf_runtime.ops import triangle_multiplicative_update as _op  # noqa: F401
-from kf_runtime.ops import trimul_arguments
+from steady import Arms
 from torch.profiler import ProfilerActivity, profile
 
 update = kf_runtime.triangle_multiplicative_update
-home = importlib.import_module("kf_runtime.ops.triangle_multiplicative_update")
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 MODULES = {
     "boltz": ("boltz.model.layers.triangular_mult", lambda m, c: m.TriangleMultiplicationOutgoing(c)),
@@ -45,103 +42,28 @@ MODULES = {
     ),
     "protenix": ("protenix.model.triangular.triangular", lambda m, c: m.TriangleMultiplicationOutgoing(c, c)),
 }
-CALLS, ROUNDS = 300, 31
 
 
-def operands(n: int, c: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Random tensors of a biasless call."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"x": (1, n, n, c), "mask": (1, n, n), **trimul_arguments.shapes(c, c)}
-    names = [k for k in shapes if not (k[:2] in ("p_", "g_") and k.endswith("bias"))]
-    return {k: (torch.randn(shapes[k], generator=generator) * shapes[k][-1] ** -0.5).to(dtype) for k in names}
-
-
-def microseconds(arms: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median microseconds a call, rounds interleaved."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    gc.disable()
-    for _ in range(ROUNDS):
-        for name, arm in arms.items():
-            start = time.process_time_ns()
-            for _ in range(CALLS):
-                arm()
-            taken[name].append((time.process_time_ns() - start) / 1e3 / CALLS)
-    gc.enable()
-    return {name: median(values) for name, values in taken.items()}
-
-
-def bench_declined() -> None:
-    """Everything of a declined call but the formula itself, which is replaced by its argument."""
-    bf16, f32 = operands(8, 32, torch.bfloat16), operands(8, 32, torch.float32)
-    x, mask, rest = bf16["x"], bf16["mask"], {k: v for k, v in bf16.items() if k not in ("x", "mask")}
-    grad = {k: v.clone().requires_grad_() for k, v in rest.items()}
+def beside(x: torch.Tensor, mask: torch.Tensor, rest: dict[str, torch.Tensor]) -> Arms:
+    """Other dispatchers on the same tensors."""
 
     @torch.library.custom_op("kfbench::plain", mutates_args=())
     def plain(tensors: list[torch.Tensor]) -> torch.Tensor:
         return torch.empty_like(tensors[0])
 
-    def empty() -> object:
-        return torch.empty_like(x)
-
-    arms: dict[str, Callable[[], object]] = {
-        "declined by dtype": lambda: update(f32["x"], "outgoing", f32["mask"], **{k: f32[k] for k in rest}),
-        "declined by device": lambda: update(x, "outgoing", mask, **rest),
-        "torch.library.custom_op": lambda: plain([x, mask, *rest.values()]),
-        "torch.empty_like alone": empty,
+    views = [x, mask, *rest.values()]
+    arms: Arms = {
+        "torch.library.custom_op": lambda: plain(views),
+        "torch.empty_like alone": lambda: torch.empty_like(x),
     }
     try:
         import tvm_ffi
 
         function = tvm_ffi.convert(lambda *tensors: None)
-        views = [x, mask, *rest.values()]
         arms["tvm-ffi call"] = lambda: function(*views)
     except ImportError:
         print("  tvm-ffi is not importable here")
-    real, home.generic = home.generic, lambda call: None
-    arms["arguments and checks alone"] = lambda: home.generic_path(x, "outgoing", mask, **rest)
-    try:
-        with torch.no_grad():
-            figures = microseconds(arms)
-        figures |= microseconds({"declined by grad": lambda: update(x, "outgoing", mask, **grad)})
-    finally:
-        home.generic = real
-    print("host side of a declined call, the formula itself taken out (us a call, checks of 10 tensors included):")
-    for name, value in figures.items():
-        print(f"  {name:26} {value:6.2f}")
-
-
-def bench_declined_otherwise(data: Path) -> None:
-    """Declines that need the manifest: launches stubbed in C on the emulated driver, whose cells are in ``data``."""
-    from kf_runtime import campaign, dispatch
-
-    from kernel_factory import emulator
-
-    driver = emulator.install_driver("sm_90a", launches="stub")
-    dispatch.install(dispatch.Dispatcher(campaign.Settings(mode=campaign.Mode.AUTO), data))
-    named, small = operands(64, 64, torch.bfloat16), operands(8, 32, torch.bfloat16)
-    call = {**named, "direction": "incoming"}
-    turned = {**call, "x": named["x"].transpose(1, 2)}
-    weight = named["p_in_weight"]
-    shifted = {**call, "p_in_weight": torch.cat((weight.new_zeros(1), weight.flatten()))[1:].view(weight.shape)}
-    real, home.generic = home.generic, lambda call: None
-    try:
-        with torch.no_grad():
-            update(**call)
-            if driver.launches != 3:
-                raise SystemExit(f"{data}: expected a cell of N=64, C=D=64, incoming, mask; found none")
-            figures = microseconds(
-                {
-                    "declined by cell": lambda: update(**small),
-                    "declined by strides": lambda: update(**turned),
-                    "declined by alignment": lambda: update(**shifted),
-                    "declined by eps": lambda: update(**call, eps=1e-3),
-                    "arguments and checks alone": lambda: home.generic_path(**call),
-                }
-            )
-    finally:
-        home.generic = real
-    for name, value in figures.items():
-        print(f"  {name:26} {value:6.2f}")
+    return arms
 
 
 def modules(c: int, dtype: torch.dtype) -> dict[str, torch.nn.Module]:
@@ -180,7 +102,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 def compare(n: int, c: int, dtype: torch.dtype, *, compiled: bool, grad: bool, rounds: int) -> None:
     """One row: our declined call against the modules."""
-    tensors = operands(n, c, dtype)
+    tensors = declined.operands(n, c, dtype)
     x, mask = tensors.pop("x"), tensors.pop("mask")
     if grad:
         tensors = {k: v.requires_grad_() for k, v in tensors.items()}
@@ -240,13 +162,10 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--compiled", action="store_true", help="also under torch.compile (minutes)")
     parser.add_argument("--grad", action="store_true", help="forward and backward instead of no grad")
-    parser.add_argument("--data", type=Path, help="a packaged folder: declines that need the manifest, and no modules")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)  # one thread and its CPU time: figures hold on a machine that does other work as well
-    if options.data is not None:
-        return bench_declined_otherwise(options.data)
-    bench_declined()
+    declined.before_a_driver(beside)
     print("declined calls against modules (median of interleaved rounds, one run, this CPU):")
     for compiled in (False, True) if options.compiled else (False,):
         for dtype in options.dtype:

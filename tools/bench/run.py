@@ -7,7 +7,6 @@ is the host side alone. Emulator figures are this CPU's. Nothing here is a GPU t
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import tempfile
 import time
@@ -15,11 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 os.environ["CUEQ_TRIMUL_KF_CAMPAIGN"] = "auto"
 
+import declined
 import kf_runtime
+import steady
 import torch
 from cuda.bindings import driver as cuda
 from kf_runtime import campaign, dispatch
@@ -31,7 +31,6 @@ from kernel_factory.reference import trimul_inputs
 from kernel_factory.workspace import find
 
 CELL = "/B1.N64.C128.D128/outgoing/mask/"
-ROUNDS, CALLS = 41, 400
 
 
 def prepare(folder: Path) -> pipeline.Selection:
@@ -48,20 +47,6 @@ def prepare(folder: Path) -> pipeline.Selection:
     pipeline.admit(selection)
     pipeline.pack(selection)
     return selection
-
-
-def interleaved(arms: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median microseconds a call of each arm, rounds interleaved."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    gc.disable()
-    for _ in range(ROUNDS):
-        for name, arm in arms.items():
-            start = time.perf_counter_ns()
-            for _ in range(CALLS):
-                arm()
-            taken[name].append((time.perf_counter_ns() - start) / 1e3 / CALLS)
-    gc.enable()
-    return {name: median(values) for name, values in taken.items()}
 
 
 def floor(selection: pipeline.Selection, operands: list[torch.Tensor]) -> Callable[[], object]:
@@ -91,7 +76,8 @@ def floor(selection: pipeline.Selection, operands: list[torch.Tensor]) -> Callab
 
 
 def bench_dispatch(selection: pipeline.Selection) -> None:
-    """An admitted call, and declined ones, against the floor and the plain formula's own cost."""
+    """Declined calls against their argument checks, and an admitted one against its floor."""
+    declined.before_a_driver()
     driver = emulator.install_driver("sm_90a", launches="stub")
     dispatch.install(dispatch.Dispatcher(campaign.Settings(mode=campaign.Mode.AUTO), selection.workspace.data))
     (cell,) = [cell for _, cell in selection.rows]
@@ -104,7 +90,7 @@ def bench_dispatch(selection: pipeline.Selection) -> None:
         op(x, "outgoing", mask, **inputs)
         if driver.launches - before != 3:
             raise SystemExit(f"expected 3 launches of an admitted call; found {driver.launches - before}")
-        figures = interleaved(
+        figures = steady.microseconds(
             {
                 "floor": floor(selection, [x, mask, *inputs.values()]),
                 "admitted call": lambda: op(x, "outgoing", mask, **inputs),
@@ -113,6 +99,7 @@ def bench_dispatch(selection: pipeline.Selection) -> None:
     print("dispatch, launches stubbed in C (host side alone):")
     for name, value in figures.items():
         print(f"  {name:16} {value:6.2f} us   {value / figures['floor']:.2f} times the floor")
+    declined.on_the_driver({"x": x, "direction": "outgoing", "mask": mask, **inputs})
 
 
 def bench_emulator(selection: pipeline.Selection) -> None:

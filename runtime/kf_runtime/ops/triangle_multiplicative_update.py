@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kf_runtime import dispatch
 from kf_runtime.ops import trimul_fused, trimul_hot, trimul_kf
 from kf_runtime.ops.trimul_arguments import Arguments, Precision, TriMulPrecision, check, fill
 from kf_runtime.ops.trimul_formula import formula
+from kf_runtime.route import Generic
 
 
 def triangle_multiplicative_update(
@@ -77,8 +79,9 @@ def triangle_multiplicative_update(
         DriverError: a launch failed.
     """
     compiling = torch.compiler.is_dynamo_compiling()  # other tracers show in trimul_hot.traced()
+    known: Tensor | Generic | None = None
     if not compiling:
-        replayed = trimul_hot.replay(
+        known = trimul_hot.replay(
             x,
             direction,
             mask,
@@ -88,12 +91,15 @@ def triangle_multiplicative_update(
             eps,
             precision,
         )  # fmt: skip
-        if replayed is not None:
-            return replayed
+        if isinstance(known, Tensor):
+            return known
     call = arguments(
         x, direction, mask, norm_in_weight, norm_in_bias, p_in_weight, p_in_bias, g_in_weight, g_in_bias,
         norm_out_weight, norm_out_bias, p_out_weight, p_out_bias, g_out_weight, g_out_bias, eps, precision,
     )  # fmt: skip
+    if isinstance(known, Generic):
+        dispatch.current().counters.generic(known.reason.code)
+        return generic(call)
     check(call)
     if compiling:
         from kf_runtime.ops import trimul_compiled  # here: it needs torch._dynamo, which is loaded while Dynamo traces

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import torch
@@ -82,8 +83,7 @@ class Arguments:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of the call: x, the mask, and the parameters that are given."""
-        found = [self.x, self.mask, *(getattr(self, name) for name in PARAMETERS)]
-        return [tensor for tensor in found if tensor is not None]
+        return [tensor for tensor in _every_tensor(self) if tensor is not None]
 
     def given(self) -> dict[str, Tensor]:
         """The parameters that are not None."""
@@ -109,6 +109,7 @@ PARAMETERS: Final = (
     "g_out_weight",
     "g_out_bias",
 )
+_every_tensor: Final = attrgetter("x", "mask", *PARAMETERS)
 
 
 def check(call: Arguments) -> None:

@@ -8,7 +8,7 @@ anything goes to ``trimul_kf``, which decides anew and knows the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import attrgetter, itemgetter, or_
 from typing import Any, Final
@@ -37,7 +37,24 @@ WEIGHTS: Final = (
 )
 BIASES: Final = ("p_in_bias", "g_in_bias", "p_out_bias", "g_out_bias")
 
+_NO_BIASES: Final = (None,) * len(BIASES)
+_SLOTS: Final = ("x", "mask", *WEIGHTS, *BIASES)
+
+#: Reasons that hold for a key, whatever else a call's operands are.
+LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt",
+                            "driver_too_old", "driver_error", "eps", "empty"))  # fmt: skip
+#: Reasons that hold for calls of the same metadata: strides, low address bits, which operands there are.
+OF_METADATA: Final = frozenset(("strides", "alignment", "shape", "operands", "weights", "biases",
+                                "autocast"))  # fmt: skip
+#: Declined metadata of a key that are remembered at most.
+DECLINED_LIMIT: Final = 64
+#: Address bits that any plan's alignment may depend on.
+_LOW: Final = 255
+
+_slots_of: Final = attrgetter(*_SLOTS)
 _dtype_and_shape: Final = attrgetter("dtype", "shape")
+_dtype_shape_and_device: Final = attrgetter("dtype", "shape", "device")
+_strides: Final = Tensor.stride
 _is_cpu: Final = attrgetter("is_cpu")
 requires_grad: Final = attrgetter("requires_grad")
 _is_contiguous: Final = Tensor.is_contiguous
@@ -60,12 +77,25 @@ class Ready:
     """
 
     executor: Executor
-    signature: list[Any]
+    layout: list[Any]
     place: Callable[[Tensor], Any]
     places: list[Any]
     gather: Callable[[Any], Any] | None
     misaligned: int
     takes_tensors: bool
+
+
+@dataclass(slots=True)
+class Signature:
+    """What is known of the calls that share a key (``key_of``).
+
+    ``lasting`` is why none of them runs a kernel; ``ready`` serves those that do; ``declined`` holds,
+    by the rest of a call's metadata (``_metadata``), why calls that were looked at before run none.
+    """
+
+    lasting: Generic | None = None
+    ready: Ready | None = None
+    declined: dict[Any, Generic] = field(default_factory=dict)
 
 
 def replay(
@@ -76,10 +106,16 @@ def replay(
     biases: tuple[Tensor | None, ...],
     eps: float,
     precision: object,
-) -> Tensor | None:
-    """The result, where this very signature is ready; None where ``trimul_kf`` has to look."""
+) -> Tensor | Generic | None:
+    """The result, where this very signature is ready, or why such a call was declined before.
+
+    Either way another call of the same metadata has passed the argument check. None where
+    ``trimul_kf`` has to look.
+    """
+    table = _process.current.table
     if (
-        type(x) not in PLAIN
+        not table
+        or type(x) not in PLAIN
         or x.dtype is not _BF16
         or _dispatch_modes()
         or _functorch_level() is not None
@@ -87,49 +123,65 @@ def replay(
     ):
         return None
     try:
-        key = (direction, mask is None, biases[0] is None, x.get_device(), x.shape, weights[2].shape)  # type: ignore[union-attr]
-        ready: Ready | Generic | None = _process.current.table.get(key)
-    except (
-        TypeError,
-        AttributeError,
-    ):  # an unhashable direction, no p_in_weight: the argument check and explain name it
+        if _grad_enabled() and (x.requires_grad or weights[2].requires_grad):  # type: ignore[union-attr]
+            return None  # a gradient that is asked for nearly always shows here, before anything else is looked at
+        key = (
+            direction, mask is None, biases[0] is None, x.get_device(), x.shape, _dtype_and_shape(weights[2]), eps,
+            precision,
+        )  # fmt: skip
+        known: Signature | None = table.get(key)
+    except (TypeError, AttributeError):  # unhashable, or no p_in_weight: the long way knows both
         return None
-    if not isinstance(ready, Ready) or eps != EPS or not (precision is None or known_precision(precision)):
+    if known is None or known.lasting is not None or not (precision is None or known_precision(precision)):
         return None
-    operands: tuple[Any, ...] = (x, *weights) if mask is None else (x, mask, *weights)
-    if biases[0] is not None:
-        operands += biases
-    elif biases[1] is not None or biases[2] is not None or biases[3] is not None:
-        return None
-    if (
-        not PLAIN.issuperset(map(type, operands))
-        or list(map(_dtype_and_shape, operands)) != ready.signature
-        or list(map(ready.place, operands)) != ready.places
-        or not all(map(_is_contiguous, operands))
-        or (_grad_enabled() and any(map(requires_grad, operands)))
-        or (_any_autocast() and other_autocast(x.device.type))
-    ):
-        return None
-    addresses: Any = list(map(_data_ptr, operands))
-    if reduce(or_, addresses) & ready.misaligned:
-        return None
-    if ready.takes_tensors:
-        addresses = operands
-    if ready.gather is not None:
-        addresses = ready.gather(addresses)
-    return ready.executor.run(addresses, x)
+    ready = known.ready
+    if ready is not None:
+        operands: tuple[Any, ...] = (x, *weights) if mask is None else (x, mask, *weights)
+        if biases[0] is not None:
+            operands += biases
+        if (
+            PLAIN.issuperset(map(type, operands))
+            and not (_grad_enabled() and any(map(requires_grad, operands)))
+            and all(map(_is_contiguous, operands))
+            and list(map(_dtype_and_shape, operands)) == ready.layout
+            and list(map(ready.place, operands)) == ready.places
+            and (biases[0] is not None or biases == _NO_BIASES)
+            and not (_any_autocast() and other_autocast(x.device.type))
+        ):
+            addresses: Any = list(map(_data_ptr, operands))
+            if not reduce(or_, addresses) & ready.misaligned:
+                if ready.takes_tensors:
+                    addresses = operands
+                if ready.gather is not None:
+                    addresses = ready.gather(addresses)
+                return ready.executor.run(addresses, x)
+    return known.declined.get(_metadata((x, mask, *weights, *biases))) if known.declined else None
 
 
-def remember(call: Arguments, executor: Executor) -> None:
+def _metadata(operands: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
+    """What a decision depends on beside the key, the mode and the manifest; None where grad or a subclass decides."""
+    given = [tensor for tensor in operands if tensor is not None]
+    if not PLAIN.issuperset(map(type, given)) or (_grad_enabled() and any(map(requires_grad, given))):
+        return None
+    return (
+        tuple([tensor is None for tensor in operands]),
+        tuple(map(_dtype_shape_and_device, given)),
+        tuple(map(_strides, given)),
+        tuple([address & _LOW for address in map(_data_ptr, given)]),
+        autocast_declines(given[0].device.type),
+    )
+
+
+def remember(call: Arguments, current: Dispatcher, executor: Executor) -> None:
     """Make the signature of an admitted BF16 call ready for ``replay``. ``call`` has been compared with the plan."""
     given = {"x": call.x, "mask": call.mask, **call.given()}
-    names = tuple(name for name in ("x", "mask", *WEIGHTS, *BIASES) if given.get(name) is not None)
+    names = tuple(name for name in _SLOTS if given.get(name) is not None)
     operands = [getattr(call, name) for name in names]
     order = tuple(names.index(name) for name in executor.inputs)
     place = torch.Tensor.get_device if call.x.is_cuda else _is_cpu
-    dispatch.current().table[_key(call)] = Ready(
+    _signature(call, current).ready = Ready(
         executor=executor,
-        signature=list(map(_dtype_and_shape, operands)),
+        layout=list(map(_dtype_and_shape, operands)),
         place=place,
         places=list(map(place, operands)),
         gather=None if order == tuple(range(len(names))) else itemgetter(*order),
@@ -138,25 +190,43 @@ def remember(call: Arguments, executor: Executor) -> None:
     )
 
 
-def known(call: Arguments, current: Dispatcher) -> Generic | None:
-    """The lasting reason for which this BF16 signature is declined, where it was decided before."""
-    if call.p_in_weight is None:
+def recall(call: Arguments, current: Dispatcher) -> Generic | None:
+    """Why a call of this metadata was declined before; None where none was."""
+    known: Signature | None = current.table.get(_key(call))
+    if known is None:
         return None
-    found = current.table.get(_key(call))
-    return found if isinstance(found, Generic) else None
+    return known.lasting or (known.declined.get(_metadata(_slots_of(call))) if known.declined else None)
 
 
 def decline(call: Arguments, current: Dispatcher, declined: Generic) -> None:
-    """Remember that this signature is declined, whatever its operands' strides and addresses."""
-    if call.p_in_weight is not None:
-        current.table[_key(call)] = declined
+    """Remember why a call is declined, for as much of its metadata as the reason depends on."""
+    if declined.reason.code in LASTING:
+        _signature(call, current).lasting = declined
+    elif declined.reason.code in OF_METADATA:
+        rest, metadata = _signature(call, current).declined, _metadata(_slots_of(call))
+        if len(rest) >= DECLINED_LIMIT:
+            rest.clear()
+        if metadata is not None:
+            rest[metadata] = declined
+
+
+def _signature(call: Arguments, current: Dispatcher) -> Signature:
+    """The table's record of a call."""
+    key = _key(call)
+    known: Signature | None = current.table.get(key)
+    if known is None:
+        known = Signature()
+        current.remember(key, known)
+    return known
 
 
 def _key(call: Arguments) -> tuple[Any, ...]:
     """The table's key; ``replay`` spells the same one out."""
     x, p = call.x, call.p_in_weight
-    assert p is not None, "a call without p_in_weight has no key"
-    return (call.direction, call.mask is None, call.p_in_bias is None, x.get_device(), x.shape, p.shape)
+    return (
+        call.direction, call.mask is None, call.p_in_bias is None, x.get_device(), x.shape,
+        None if p is None else _dtype_and_shape(p), call.eps, call.precision,
+    )  # fmt: skip
 
 
 def traced() -> bool:

@@ -32,15 +32,7 @@ from kf_runtime.route import Call, Generic, Operand, Reason, Route
 from kf_runtime.system import System
 
 OP: Final = "triangle_multiplicative_update"
-#: Reasons that hold for a whole signature, whatever the strides and addresses of its operands.
-LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt",
-                            "driver_too_old", "driver_error"))  # fmt: skip
-
-
-#: Reasons that hold for calls of the same metadata: strides, low address bits, which operands there are, eps.
-OF_METADATA: Final = frozenset(("strides", "alignment", "shape", "operands", "weights", "biases", "eps", "empty",
-                                "autocast"))  # fmt: skip
-_operands_of: Final = attrgetter("x", "mask", *PARAMETERS)
+_requires_grad: Final = attrgetter("requires_grad")
 _WEIGHTS_FIRST: Final = ("p_in_weight", *PARAMETERS)
 
 
@@ -68,35 +60,20 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
     declined = quick(call, current)
     if declined is not None:
         return declined
-    known = trimul_hot.known(call, current)
-    if isinstance(known, Generic):
-        return known
-    key = _metadata(call)
-    remembered = current.table.get(key)
-    if isinstance(remembered, Generic):
-        return remembered
+    recalled = trimul_hot.recall(call, current)
+    if recalled is not None:
+        return recalled
     resolved = current.resolve(call.x.device, lambda system: describe(call, system))
     if isinstance(resolved, Generic):
-        if resolved.reason.code in LASTING and current.mode is not Mode.FORCE:
+        if current.mode is not Mode.FORCE:
             trimul_hot.decline(call, current, resolved)
-        elif resolved.reason.code in OF_METADATA and current.mode is not Mode.FORCE:
-            current.remember(key, resolved)
         return resolved
     cast = as_bf16(call)
-    trimul_hot.remember(cast, resolved)
+    trimul_hot.remember(cast, current, resolved)
     operands = [getattr(cast, name) for name in resolved.inputs]
     if not resolved.takes_tensors:
         operands = [operand.data_ptr() for operand in operands]
     return resolved.run(operands, cast.x).to(call.x.dtype)
-
-
-def _metadata(call: Arguments) -> tuple[Any, ...]:
-    """What a decision about a checked call of an allowed dtype depends on, beside the mode and the manifest."""
-    x, kind = call.x, call.x.device.type
-    operands = _operands_of(call)
-    strides = tuple([None if tensor is None else tensor.stride() for tensor in operands])
-    low = tuple([tensor.data_ptr() & 255 for tensor in operands if tensor is not None])
-    return call.direction, call.eps, x.get_device(), x.shape, call.D, trimul_hot.autocast_declines(kind), strides, low
 
 
 def explain(*args: Any, **kwargs: Any) -> Route:
@@ -130,7 +107,7 @@ def quick(call: Arguments, current: Dispatcher) -> Generic | None:
 def _any_grad(call: Arguments) -> bool:
     """The pair and one weight first: where a gradient is asked for, they nearly always say so."""
     p = call.p_in_weight
-    return call.x.requires_grad or (p is not None and p.requires_grad) or any(t.requires_grad for t in call.tensors())
+    return call.x.requires_grad or (p is not None and p.requires_grad) or any(map(_requires_grad, call.tensors()))
 
 
 def traced(tensors: list[Tensor]) -> bool:
@@ -204,6 +181,8 @@ def cell_of(call: Arguments, sm: str) -> Cell | None:
 
 def _options(call: Arguments) -> Reason | None:
     """Why a call of a fine shape is still outside every cell."""
+    if call.eps != EPS:
+        return Reason(code="eps", text=f"eps: expected {EPS}; found {call.eps}", binding=True)
     missing = [name for name in WEIGHTS if getattr(call, name) is None]
     if missing:
         return Reason(code="weights", text=f"{', '.join(missing)}: expected a tensor; found None", binding=True)
@@ -211,8 +190,6 @@ def _options(call: Arguments) -> Reason | None:
     if len(given) not in (0, len(BIASES)):
         text = f"projection biases: expected all or none; found only {', '.join(given)}"
         return Reason(code="biases", text=text, binding=True)
-    if call.eps != EPS:
-        return Reason(code="eps", text=f"eps: expected {EPS}; found {call.eps}", binding=True)
     kind = call.x.device.type
     if trimul_hot.other_autocast(kind):
         text = f"autocast: expected torch.bfloat16 or none; found {torch.get_autocast_dtype(kind)}"
