@@ -13,7 +13,10 @@ from kernel_factory.policy import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class Admitted:
-    """The evidence meets every bar."""
+    """The evidence meets every bar, for parameters of these dtypes; ``declined`` says why not of others."""
+
+    parameter_dtypes: tuple[str, ...] = ("bf16",)
+    declined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,10 @@ def admit(evidence: Evidence, policy: Policy) -> Verdict:
     reasons = (*_findings(evidence, policy), *_numerics(evidence, policy))
     if evidence.level == "emulated":
         reasons += (*_facts(evidence, policy), *_counters(evidence, policy))
-    return Rejected(reasons=reasons) if reasons else Admitted()
+    if reasons:
+        return Rejected(reasons=reasons)
+    declined = tuple(_float32_parameters(evidence, policy))
+    return Admitted(parameter_dtypes=("bf16",) if declined else ("bf16", "f32"), declined=declined)
 
 
 def _over(what: str, found: Any, bar: float) -> Iterator[str]:
@@ -64,6 +70,19 @@ def _numerics(evidence: Evidence, policy: Policy) -> Iterator[str]:
         yield from _over(f"{name}: error against the oracle", figures.get("oracle_norm"), bar)
         if name == "random":
             yield from _over("random: error against the oracle", figures.get("oracle_norm"), policy.oracle_random)
+
+
+def _float32_parameters(evidence: Evidence, policy: Policy) -> Iterator[str]:
+    """Why a cell may not round float32 parameters. The kernel's own distance from the model counts in full."""
+    bars = policy.float32_parameters
+    if "oracle" not in bars:
+        yield "float32 parameters: the policy has no bar for them"
+        return
+    for name in evidence.numerics:
+        if " (" in name:
+            continue  # another mode's run of a set
+        found = evidence.float32_parameters.get(name, math.nan) + evidence.numerics[name].get("model_norm", math.nan)
+        yield from _over(f"float32 parameters, {name}: error against the oracle", found, bars.get(name, bars["oracle"]))
 
 
 def _facts(evidence: Evidence, policy: Policy) -> Iterator[str]:

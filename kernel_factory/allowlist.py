@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tomli_w
 from kf_runtime.cell import Cell
+from kf_runtime.manifest import BF16_ALONE
 
 from kernel_factory.store import write_atomically
 
@@ -25,11 +26,12 @@ class Proved:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One admitted cell: the cubins of its launches in order, and the evidence for them."""
+    """One admitted cell: the cubins of its launches in order, the evidence for them, the dtypes of parameters."""
 
     cell: Cell
     cubins: tuple[str, ...]
     proofs: tuple[Proved, ...]
+    parameter_dtypes: tuple[str, ...] = BF16_ALONE
 
 
 def path_of(folder: Path, op: str, sm: str) -> Path:
@@ -40,7 +42,12 @@ def path_of(folder: Path, op: str, sm: str) -> Path:
 def to_bytes(rows: list[Row]) -> bytes:
     """The file's bytes: rows in key order, so that equal lists are equal bytes."""
     tables = [
-        {"key": row.cell.key, "cubins": list(row.cubins), "proofs": [dict(vars(proof)) for proof in row.proofs]}
+        {
+            "key": row.cell.key,
+            "parameter_dtypes": list(row.parameter_dtypes),
+            "cubins": list(row.cubins),
+            "proofs": [dict(vars(proof)) for proof in row.proofs],
+        }
         for row in sorted(rows, key=lambda row: row.cell)
     ]
     return (_HEADER + tomli_w.dumps({"cell": tables})).encode()
@@ -67,6 +74,7 @@ def read(folder: Path, op: str, sm: str) -> list[Row]:
                 cell=Cell.parse(table["key"]),
                 cubins=tuple(table["cubins"]),
                 proofs=tuple(Proved(**proof) for proof in table["proofs"]),
+                parameter_dtypes=tuple(table.get("parameter_dtypes", BF16_ALONE)),
             )
             for table in tables
         ]

@@ -26,7 +26,7 @@ from kernel_factory import (
 )
 from kernel_factory import mutate as mutation
 from kernel_factory import validate as validate_stage
-from kernel_factory.admit import Rejected
+from kernel_factory.admit import Admitted, Rejected
 from kernel_factory.pipeline import Selection
 from kernel_factory.store import write_atomically
 from kernel_factory.workspace import find
@@ -203,15 +203,21 @@ def admit(options: Options, files: tuple[Path, ...], check: bool) -> None:
     pipeline.take_in(selection.workspace, files)
     result = pipeline.admit(selection)
     rejected = {e.cell.key: list(v.reasons) for e, v in result.verdicts if isinstance(v, Rejected)}
+    declined = {e.cell.key: list(v.declined) for e, v in result.verdicts if isinstance(v, Admitted) and v.declined}
+    admitted = len(result.verdicts) - len(rejected)
     data = {
         "cells": len(result.verdicts),
-        "admitted": len(result.verdicts) - len(rejected),
+        "admitted": admitted,
+        "float32_parameters": admitted - len(declined),
+        "float32_parameters_declined": declined,
         "rejected": rejected,
         "changed_evidence": result.changed_evidence,
         "changed_lists": result.changed_lists,
     }
-    options.say(data, "{admitted} of {cells} cells admitted")
+    options.say(data, "{admitted} of {cells} cells admitted, {float32_parameters} with float32 parameters too")
     if not options.as_json:
+        for key, reasons in declined.items():
+            click.echo(f"BF16 parameters alone {key}\n  " + "\n  ".join(reasons))
         for key, reasons in rejected.items():
             click.echo(f"rejected {key}\n  " + "\n  ".join(reasons))
         for key in result.changed_evidence:

@@ -26,6 +26,8 @@ class Evidence:
     ``numerics``: per input set and mode, error figures.
     ``findings``: per mode, the texts of what the checks found; empty lists where they found nothing.
     ``timing``: microseconds, from a GPU only; empty otherwise.
+    ``float32_parameters``: per input set, the rounding model's error against the oracle of float32 parameters that
+    the call rounds; empty where it was not measured.
     """
 
     cell: Cell
@@ -38,6 +40,7 @@ class Evidence:
     numerics: dict[str, Any]
     findings: dict[str, list[str]]
     timing: dict[str, Any] = field(default_factory=dict)
+    float32_parameters: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -51,8 +54,9 @@ class Evidence:
         return tuple(launch["cubin"] for launch in self.launches)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**vars(self), "cell": self.cell.key, "launches": list(self.launches)}
+        """Plain data; what was not measured is left out."""
+        plain = {**vars(self), "cell": self.cell.key, "launches": list(self.launches)}
+        return {name: value for name, value in plain.items() if value or name != "float32_parameters"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Evidence:

@@ -57,6 +57,7 @@ def build_manifest(store: Store, admitted: list[tuple[BuiltCell, Row]]) -> Manif
             )
             for built, row in admitted
         ],
+        parameter_dtypes={built.cell: row.parameter_dtypes for built, row in admitted},
         required_driver={built.cell.sm: REQUIRED_DRIVER for built, _ in admitted},
     )
 

@@ -325,7 +325,7 @@ def admit(selection: Selection) -> Admission:
                 continue
             rows.pop(evidence.cell, None)
             if isinstance(verdict, Admitted):
-                rows[evidence.cell] = _row(workspace, evidence)
+                rows[evidence.cell] = _row(workspace, evidence, verdict)
         if allowlist.write(workspace.allowlists, op, sm, list(rows.values())):
             lists.append(f"{op}/{sm}")
     return Admission(verdicts=verdicts, changed_evidence=changed, changed_lists=lists)
@@ -336,14 +336,19 @@ def _changed(workspace: Workspace, evidence: Evidence) -> bool:
     return path.exists() and not evidences.same(evidences.read(path), evidence)
 
 
-def _row(workspace: Workspace, evidence: Evidence) -> Row:
+def _row(workspace: Workspace, evidence: Evidence, verdict: Admitted) -> Row:
     proofs = [Proved(product=evidence.product, level=evidence.level, evidence=evidence.digest)]
     proofs += [
         Proved(product=e.product, level=e.level, evidence=e.digest)
         for e in _device_evidence(workspace, evidence.cell)
         if e.cubins == evidence.cubins
     ]
-    return Row(cell=evidence.cell, cubins=evidence.cubins, proofs=tuple(proofs))
+    return Row(
+        cell=evidence.cell,
+        cubins=evidence.cubins,
+        proofs=tuple(proofs),
+        parameter_dtypes=verdict.parameter_dtypes,
+    )
 
 
 def _device_evidence(workspace: Workspace, cell: Cell) -> Iterator[Evidence]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -11,7 +11,9 @@ from pathlib import Path
 class Policy:
     """The bars of one op. Ratios and relative errors, except ``stack_bytes``.
 
-    ``worst_row_of`` overrides ``model_worst_row`` for the input sets that it names.
+    ``worst_row_of`` overrides ``model_worst_row`` for the input sets that it names. ``float32_parameters``: how far
+    from the oracle a cell may be that rounds float32 parameters, for the sets that it names and, as ``oracle``, for
+    the others; without it no cell admits them.
     """
 
     modes: tuple[str, ...]
@@ -24,6 +26,7 @@ class Policy:
     wavefronts: float
     traffic: dict[str, float]
     timed: dict[str, float]
+    float32_parameters: dict[str, float] = field(default_factory=dict)
 
 
 def read_policy(path: Path) -> dict[str, Policy]:

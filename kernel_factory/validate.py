@@ -15,6 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from kf_runtime.cell import Cell
+
+from kernel_factory import parameters
 from kernel_factory.bench import Bench
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
@@ -23,6 +26,7 @@ from kernel_factory.proof import CHAINED_UP_TO, chained, merge, sampled
 from kernel_factory.store import Store, digest, sha256
 
 KIND: Final = "proof"
+PARAMETERS: Final = "float32-parameters"
 _HEADER: Final = (".target", ".version", "//")
 _METHOD: Final = ("bench.py", "proof.py", "reference.py", "sample.py")
 
@@ -42,10 +46,11 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Parts that share inputs; one process does them together."""
+    """Parts that share inputs; one process does them together. ``calls`` are their cells, without the SM."""
 
     root: Path
     parts: tuple[Part, ...]
+    calls: tuple[Cell, ...]
     seed: int
 
 
@@ -128,14 +133,19 @@ def tasks(root: Path, cells: list[BuiltCell], reroll: int = 0) -> list[Task]:
     """The distinct runs of these cells, grouped by what they share, the largest first."""
     store = Store(root=root)
     groups: dict[str, dict[str, Part]] = {}
+    calls: dict[str, dict[Cell, None]] = {}
     seeds: dict[str, int] = {}
     for built in cells:
         call = built.cell if is_chained(built) else replace(built.cell, direction="outgoing")
         group = f"{built.family} {replace(call, sm='sm_0').key}"
         seeds[group] = seed_of(built, reroll)
+        calls.setdefault(group, {})[parameters.call_of(built.cell)] = None
         for part in parts(store, built, reroll):
             groups.setdefault(group, {}).setdefault(part.key, part)
-    found = [Task(root=root, parts=tuple(group.values()), seed=seeds[name]) for name, group in groups.items()]
+    found = [
+        Task(root=root, parts=tuple(group.values()), calls=tuple(calls[name]), seed=seeds[name])
+        for name, group in groups.items()
+    ]
     return sorted(found, key=lambda task: -_weight(task.parts[0].built))
 
 
@@ -148,6 +158,7 @@ def run_task(task: Task) -> int:
     """Run what the store lacks of a task; how many parts ran."""
     store = Store(root=task.root)
     with store.making(KIND, digest([part.key for part in task.parts])):
+        _measure_parameters(store, task)
         missing = [part for part in task.parts if store.record(KIND, part.key) is None]
         if not missing:
             return 0
@@ -161,6 +172,20 @@ def run_task(task: Task) -> int:
         return len(missing)
 
 
+def _measure_parameters(store: Store, task: Task) -> None:
+    """What float32 parameters cost the task's calls in accuracy, where the store does not know; no emulated run."""
+    family = task.parts[0].built.family
+    missing = [cell for cell in task.calls if store.record(PARAMETERS, _parameters_key(cell, task.seed)) is None]
+    if missing:
+        figures = parameters.measure(missing, discover()[family].expectation, task.seed)
+        for cell, body in zip(missing, figures, strict=True):
+            store.put_record(PARAMETERS, _parameters_key(cell, task.seed), body)
+
+
+def _parameters_key(cell: Cell, seed: int) -> str:
+    return digest([parameters.call_of(cell).key, seed, parameters.method()])
+
+
 def _texts(store: Store, built: BuiltCell) -> tuple[str, ...]:
     return tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
 
@@ -169,7 +194,8 @@ def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
     """A cell's runs joined with its own hashes and facts. Raises NotProved where a run is missing."""
     bodies = [store.record(KIND, part.key) for part in parts(store, built, reroll)]
     known = [body for body in bodies if body is not None]
-    if len(known) < len(bodies):
+    float32_parameters = store.record(PARAMETERS, _parameters_key(built.cell, seed_of(built, reroll)))
+    if len(known) < len(bodies) or float32_parameters is None:
         raise NotProved(f"{built.cell}: not proved from the present bytes; run `kf validate`")
     kernels = [launch.kernel for launch in built.plan.launches]
     proof = known[0] if is_chained(built) else merge(kernels, known)
@@ -194,4 +220,5 @@ def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
         launches=launches,
         numerics=proof["numerics"],
         findings=proof["findings"],
+        float32_parameters=float32_parameters,
     )

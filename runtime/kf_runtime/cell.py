@@ -85,6 +85,10 @@ class Cell:
         flags = {"mask": text["mask"] == "mask", "biases": text["biases"] == "bias"}
         return cls(**{**text, **numbers, **flags})
 
+    def rounded(self) -> Cell:
+        """The same call with its parameters rounded to the pair's dtype: whose kernels may serve it."""
+        return replace(self, param_dtype=self.dtype)
+
     def on(self, sm: str) -> Cell:
         """The same call on another SM."""
         return replace(self, sm=sm)

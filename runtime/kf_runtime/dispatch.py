@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from kf_runtime import campaign, driver, route
+from kf_runtime import campaign, driver, rounding, route
 from kf_runtime.counters import Counters
 from kf_runtime.errors import ForkedAfterUse, ManifestError, Unavailable
 from kf_runtime.execute import Executor, PlanExecutor
@@ -182,6 +182,7 @@ class Dispatcher:
         """A new executor, or why there is none; either way the cubins are read, or the JIT form is built, once."""
         try:
             with _on(device):
+                rounding.load(device)
                 if isinstance(decided, UseJit):
                     return self.forms.form(decided.family).build(decided.cell, device)
                 return PlanExecutor(decided.plan, self._loader(device.index or 0).functions(decided.plan), device)

@@ -98,6 +98,7 @@ def _row(found: Manifest, entry: Entry) -> dict[str, Any]:
         "cubins": list(dict.fromkeys(launch.cubin for launch in found.plan_of(entry).launches)),
         "evidence": entry.evidence,
         "products": [{"product": p.product, "level": p.level} for p in entry.products],
+        "parameter_dtypes": list(entry.parameter_dtypes),
     }
 
 
@@ -157,7 +158,9 @@ def _explain(cell: Cell) -> Report:
     found = current.manifest()
     system = _system_or_error(current)
     if isinstance(system, Unavailable) or system.sm != cell.sm:
-        entry = found.entry(cell)
+        entry = found.serving(cell)
+        if entry is not None and cell.param_dtype not in entry.parameter_dtypes:
+            entry = None
         here = "no GPU here" if isinstance(system, Unavailable) else f"this machine is {system.sm}"
         text = f"{here}; " + (
             str(UseCubin(entry=entry, plan=found.plan_of(entry), cell=cell))
@@ -166,7 +169,7 @@ def _explain(cell: Cell) -> Report:
         )
         return Report(lines=(text,), data={"cell": cell.key, "shipped": entry is not None, "route": text})
     decided = current.decide_cell(cell, system)
-    data = {"cell": cell.key, "shipped": found.entry(cell) is not None, "route": str(decided)}
+    data = {"cell": cell.key, "shipped": found.serving(cell) is not None, "route": str(decided)}
     return Report(lines=(str(decided),), data=data)
 
 

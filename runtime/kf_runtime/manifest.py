@@ -22,6 +22,8 @@ SCHEMA: Final = 1
 FILE: Final = "manifest.json"
 SIDECAR: Final = "manifest.sha256"
 LEVELS: Final = ("emulated", "device", "timed")
+#: What an entry admits that says nothing of its parameters.
+BF16_ALONE: Final = ("bf16",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,17 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One admitted cell: its plan's digest, the products it was proved on, the evidence's sha256."""
+    """One admitted cell: its plan's digest, the products it was proved on, the evidence's sha256.
+
+    ``parameter_dtypes``: the dtypes in which a call's parameters may come; other than the cell's own, they are
+    rounded to it within the call.
+    """
 
     cell: Cell
     plan: str
     products: tuple[Proof, ...]
     evidence: str
+    parameter_dtypes: tuple[str, ...] = BF16_ALONE
 
     def proved_on(self, product: str) -> bool:
         """Whether the evidence names this product."""
@@ -107,6 +114,13 @@ class Manifest:
         """The entry of exactly this cell."""
         return self.entries.get(cell)
 
+    def serving(self, cell: Cell) -> Entry | None:
+        """The entry whose kernels a call of this cell would run: its own, or that of its parameters rounded.
+
+        Whether the entry admits parameters of the call's dtype is ``parameter_dtypes``.
+        """
+        return self.entries.get(cell) or self.entries.get(cell.rounded())
+
     def on_sm(self, sm: str) -> tuple[Entry, ...]:
         """The entries of one SM, in key order."""
         return tuple(self.entries[cell] for cell in sorted(c for c in self.entries if c.sm == sm))
@@ -132,15 +146,26 @@ def build(
     cubins: Iterable[CubinRecord],
     cells: Iterable[tuple[Cell, Plan, tuple[Proof, ...], str]],
     required_driver: Mapping[str, int] | None = None,
+    parameter_dtypes: Mapping[Cell, tuple[str, ...]] | None = None,
 ) -> Manifest:
-    """A Manifest from (cell, plan, proofs, evidence sha256) rows; equal plans are stored once."""
+    """A Manifest from (cell, plan, proofs, evidence sha256) rows; equal plans are stored once.
+
+    ``parameter_dtypes`` of cells that admit more than BF16.
+    """
+    dtypes = parameter_dtypes or {}
     rows = [(cell, plan, plan_digest(plan), proofs, evidence) for cell, plan, proofs, evidence in cells]
     return Manifest(
         generator=generator,
         cubins={record.sha256: record for record in cubins},
         plans={digest: plan for _, plan, digest, _, _ in rows},
         entries={
-            cell: Entry(cell=cell, plan=digest, products=tuple(sorted(proofs)), evidence=evidence)
+            cell: Entry(
+                cell=cell,
+                plan=digest,
+                products=tuple(sorted(proofs)),
+                evidence=evidence,
+                parameter_dtypes=dtypes.get(cell, BF16_ALONE),
+            )
             for cell, _, digest, proofs, evidence in rows
         },
         required_driver=dict(required_driver or {}),
@@ -219,6 +244,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "plan": entry.plan,
         "products": [{"product": p.product, "level": p.level} for p in entry.products],
         "evidence": entry.evidence,
+        "parameter_dtypes": list(entry.parameter_dtypes),
     }
 
 
@@ -228,6 +254,7 @@ def _entry_of(cell: Cell, data: dict[str, Any]) -> Entry:
         plan=data["plan"],
         products=tuple(Proof(**proof) for proof in data["products"]),
         evidence=data["evidence"],
+        parameter_dtypes=tuple(data.get("parameter_dtypes", BF16_ALONE)),
     )
 
 

@@ -143,17 +143,30 @@ def _admit(cell: Cell, operands: Mapping[str, Operand] | None, manifest: Manifes
     required = manifest.required_driver.get(cell.sm, 0)
     if system.driver_version < required:
         return unavailable(DriverTooOld(sm=cell.sm, required=required, found=system.driver_version))
-    entry = manifest.entry(cell)
+    entry = manifest.serving(cell)
     if entry is None:
         text = f"no admitted cell is {cell}"
         return Generic(reason=Reason(code="cell", text=text, nearest=manifest.nearest(cell), binding=True))
     plan = manifest.plan_of(entry)
     refusal = (
-        check_operands(cell, operands, plan.named("input")) or _grid_barrier(plan) or _product(entry, system, mode)
+        _parameters(cell, entry)
+        or check_operands(cell, operands, plan.named("input"))
+        or _grid_barrier(plan)
+        or _product(entry, system, mode)
     )
     if refusal is not None:
         return Generic(reason=refusal)
     return UseCubin(entry=entry, plan=plan, cell=cell)
+
+
+def _parameters(cell: Cell, entry: Entry) -> Reason | None:
+    if cell.param_dtype in entry.parameter_dtypes:
+        return None
+    text = (
+        f"parameters: expected {' or '.join(entry.parameter_dtypes)}; found {cell.param_dtype}, for which the accuracy "
+        f"of this cell is not admitted"
+    )
+    return Reason(code="parameter_dtype", text=text, nearest=entry.cell, binding=True)
 
 
 def _product(entry: Entry, system: System, mode: Mode) -> Reason | None:

@@ -80,12 +80,27 @@ def limit() -> int:
     return max(0, int(torch._dynamo.config.recompile_limit) - RESERVED)
 
 
+def variant(direction: str, mask: bool, biases: bool, param_dtype: str) -> str:
+    """What tells cells of one SM apart beside their sizes, as part of a slot's name. Dynamo traces this."""
+    return f"{direction}_{'mask' if mask else 'nomask'}_{'bias' if biases else 'nobias'}_{param_dtype}"
+
+
+def _cell(sm: str, sizes: tuple[int, int, int, int], kind: str) -> Cell:
+    """The cell of a variant with sizes (B, N, C, D)."""
+    B, N, C, D = sizes
+    direction, mask, biases, param_dtype = kind.split("_")
+    return Cell(
+        op="triangle_multiplicative_update", param_dtype=param_dtype, B=B, N=N, C=C, D=D, direction=direction,
+        mask=mask == "mask", biases=biases == "bias", sm=sm,
+    )  # fmt: skip
+
+
 @_constant
-def admitted(device: str, C: int, D: int, direction: str, mask: bool, biases: bool) -> tuple[tuple[int, int], ...]:
+def admitted(device: str, C: int, D: int, kind: str) -> tuple[tuple[int, int], ...]:
     """(B, N) of every cell that would run here, sorted; their slots are in place afterwards. While tracing only."""
     with _lock:
-        key = slot_name(device, C, D, direction, mask, biases)
-        found = _admitted(torch.device(device), C, D, direction, mask, biases)
+        key = slot_name(device, C, D, kind)
+        found = _admitted(torch.device(device), C, D, kind)
         budget().shapes[key] = (C, found)
         _place(key)
         return found
@@ -97,14 +112,12 @@ def jit_wanted() -> bool:
     return dispatch.current().forms.wanted
 
 
-def slot_name(device: str, C: int, D: int, direction: str, mask: bool, biases: bool) -> str:
+def slot_name(device: str, C: int, D: int, kind: str) -> str:
     """The attribute of ``slots`` for calls that differ in B and N alone."""
-    return f"{device.replace(':', '_')}_{C}_{D}_{direction}_{'mask' if mask else 'nomask'}_{'bias' if biases else ''}"
+    return f"{device.replace(':', '_')}_{C}_{D}_{kind}"
 
 
-def _admitted(
-    device: torch.device, C: int, D: int, direction: str, mask: bool, biases: bool
-) -> tuple[tuple[int, int], ...]:
+def _admitted(device: torch.device, C: int, D: int, kind: str) -> tuple[tuple[int, int], ...]:
     current = dispatch.current()
     if current.mode is Mode.OFF:
         return ()
@@ -113,13 +126,9 @@ def _admitted(
         if isinstance(system, Generic):
             return ()
         found = current.manifest()
+        asked = {(cell.B, cell.N): _cell(system.sm, (cell.B, cell.N, C, D), kind) for cell in found.entries}
         cells = [
-            cell for cell in found.entries
-            if (cell.sm, cell.C, cell.D, cell.direction, cell.mask, cell.biases)
-            == (system.sm, C, D, direction, mask, biases)
-            and (cell.op, cell.dtype, cell.param_dtype, cell.phase)
-            == ("triangle_multiplicative_update", "bf16", "bf16", "inference")
-            and isinstance(decide_cell(cell, found, system, current.mode), UseCubin)
+            cell for cell in asked.values() if isinstance(decide_cell(cell, found, system, current.mode), UseCubin)
         ]  # fmt: skip
     except Unavailable as error:
         current.counters.failure(error.code, str(error))
@@ -128,19 +137,20 @@ def _admitted(
 
 
 @_constant
-def grant(device: str, B: int, N: int, C: int, D: int, direction: str, mask: bool, biases: bool, static: bool) -> bool:
-    """Whether this admitted shape gets a KF graph; its kernels are loaded then. While tracing only.
+def grant(device: str, sizes: tuple[int, int, int, int], kind: str, static: bool) -> bool:
+    """Whether this admitted shape (B, N, C, D) gets a KF graph; its kernels are loaded then. While tracing only.
 
     ``static``: the sizes are plain numbers, as in the first graph of a function or with dynamic=False.
     """
     with _lock:
         mine = budget()
+        B, N, C, _ = sizes
         shape = (B, N, C)
         unlimited = static and not torch._dynamo.config.automatic_dynamic_shapes
         if shape not in mine.granted and len(mine.granted) >= limit() and not unlimited:
             _announce(mine)
             return False
-        if not _load(torch.device(device), B, N, C, D, direction, mask, biases):
+        if not _load(torch.device(device), sizes, kind):
             return False
         mine.granted.add(shape)
         for key in mine.shapes:
@@ -150,18 +160,14 @@ def grant(device: str, B: int, N: int, C: int, D: int, direction: str, mask: boo
         return True
 
 
-def _load(device: torch.device, B: int, N: int, C: int, D: int, direction: str, mask: bool, biases: bool) -> bool:
+def _load(device: torch.device, sizes: tuple[int, int, int, int], kind: str) -> bool:
     """Load the kernels of a cell now, so that no graph loads them when it first runs."""
     current = dispatch.current()
     try:
         system = current.system_of(device)
         if isinstance(system, Generic):
             return False
-        cell = Cell(
-            op="triangle_multiplicative_update", B=B, N=N, C=C, D=D, direction=direction, mask=mask, biases=biases,
-            sm=system.sm,
-        )  # fmt: skip
-        decided = decide_cell(cell, current.manifest(), system, current.mode)
+        decided = decide_cell(_cell(system.sm, sizes, kind), current.manifest(), system, current.mode)
         if not isinstance(decided, UseCubin):
             return False
         current.executor(decided, device)

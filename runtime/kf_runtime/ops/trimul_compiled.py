@@ -17,6 +17,7 @@ from kf_runtime.ops import compile_budget
 from kf_runtime.ops.operators import OPERATOR, operands
 from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments
 from kf_runtime.ops.trimul_hot import BIASES, EPS, WEIGHTS
+from kf_runtime.ops.trimul_kf import FLOAT32_PRODUCTS, param_dtype
 
 
 def compiled(call: Arguments) -> Tensor | None:
@@ -38,11 +39,10 @@ def _declined(call: Arguments) -> str | None:
         return "export"
     if torch.is_grad_enabled() and _any_grad(call):
         return "grad"
-    wanted = torch.float32 if call.precision == "bfloat16" and call.x.dtype == torch.float32 else torch.bfloat16
-    for name in ("x", *PARAMETERS):
-        tensor = getattr(call, name)
-        if tensor is not None and tensor.dtype != wanted:
-            return "dtype"
+    if call.x.dtype != torch.bfloat16 and not (call.x.dtype == torch.float32 and call.precision == "bfloat16"):
+        return "dtype"
+    if param_dtype(call) == "f32" and call.precision in FLOAT32_PRODUCTS:
+        return "precision"
     for name in WEIGHTS:
         if getattr(call, name) is None:
             return "weights"
@@ -77,9 +77,10 @@ def _shape(call: Arguments) -> str | None:
     if not (has_static_value(C) and has_static_value(D)):
         return "dynamic_channels"
     C, D = known(C), known(D)  # Dynamo may hold a known size as a symbol
-    x, mask, biases = call.x, call.mask is not None, call.p_in_bias is not None
+    x = call.x
     device = str(x.device)
-    found = compile_budget.admitted(device, C, D, call.direction, mask, biases)
+    kind = compile_budget.variant(call.direction, call.mask is not None, call.p_in_bias is not None, param_dtype(call))
+    found = compile_budget.admitted(device, C, D, kind)
     if len(found) == 0:
         return "cell"
     B, N = prod(x.shape[:-3]), x.shape[-2]
@@ -88,9 +89,7 @@ def _shape(call: Arguments) -> str | None:
         place = found.index((B, N)) if (B, N) in found else -1
     else:
         place = -1
-        sizes = getattr(
-            compile_budget.slots, compile_budget.slot_name(device, C, D, call.direction, mask, biases)
-        ).shape
+        sizes = getattr(compile_budget.slots, compile_budget.slot_name(device, C, D, kind)).shape
         code = compile_budget.OPEN + B * compile_budget.STRIDE + N
         for i in range(len(found)):
             if place < 0 and code == sizes[i + 1]:
@@ -104,7 +103,7 @@ def _shape(call: Arguments) -> str | None:
         return "shape"
     if not _dense(call):
         return "strides"
-    if compile_budget.grant(device, b, n, C, D, call.direction, mask, biases, static):
+    if compile_budget.grant(device, (b, n, C, D), kind, static):
         return None
     return "budget"
 

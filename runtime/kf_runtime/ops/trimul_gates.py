@@ -15,6 +15,7 @@ from kf_runtime.route import Generic, Route, UseCubin
 GATES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("mode", ("off",)),
     ("dtype", ("dtype",)),
+    ("precision", ("precision",)),
     ("grad", ("grad",)),
     ("tracing", ("tracing",)),
     ("device", ("cpu", "device")),
@@ -23,6 +24,7 @@ GATES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("product", ("sm", "product")),
     ("parameters", ("weights", "biases", "eps", "autocast", "operands")),
     ("shape", ("empty", "cell", "shape")),
+    ("accuracy", ("parameter_dtype",)),
     ("strides", ("strides",)),
     ("alignment", ("alignment",)),
     ("grid barrier", ("grid_barrier",)),

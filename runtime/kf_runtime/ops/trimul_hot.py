@@ -7,7 +7,7 @@ anything goes to ``trimul_kf``, which decides anew and knows the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import attrgetter, itemgetter, or_
@@ -20,6 +20,7 @@ from kf_runtime import dispatch
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.execute import Executor
 from kf_runtime.ops.trimul_arguments import Arguments, is_precision
+from kf_runtime.rounding import Rounding
 from kf_runtime.route import Generic
 
 EPS: Final = 1e-5
@@ -42,7 +43,7 @@ _SLOTS: Final = ("x", "mask", *WEIGHTS, *BIASES)
 
 #: Reasons that hold for a key, whatever else a call's operands are.
 LASTING: Final = frozenset(("sm", "cell", "product", "manifest", "cubin_missing", "cubin_corrupt",
-                            "driver_too_old", "driver_error", "eps", "empty"))  # fmt: skip
+                            "driver_too_old", "driver_error", "eps", "empty", "parameter_dtype"))  # fmt: skip
 #: Reasons that hold for calls of the same metadata: strides, low address bits, which operands there are.
 OF_METADATA: Final = frozenset(("strides", "alignment", "shape", "operands", "weights", "biases",
                                 "autocast"))  # fmt: skip
@@ -73,7 +74,8 @@ class Ready:
     """What an admitted signature resolved to. Lists follow the operands' order: x, mask, weights, biases.
 
     ``gather`` brings addresses into the executor's order, or is None where it is this one;
-    ``misaligned`` are the address bits that must be zero; ``takes_tensors`` is the executor's.
+    ``misaligned`` are the address bits that must be zero. Operands from ``first`` on are float32 and go
+    through ``rounding``; it is None where none are. ``direct``: the executor takes the operands' own addresses.
     """
 
     executor: Executor
@@ -82,7 +84,17 @@ class Ready:
     places: list[Any]
     gather: Callable[[Any], Any] | None
     misaligned: int
-    takes_tensors: bool
+    rounding: Rounding | None
+    first: int
+    direct: bool
+
+    def run(self, operands: Sequence[Tensor]) -> Tensor:
+        """Round what has to be, and launch."""
+        narrow: list[Tensor] = list(operands)  # holds what is rounded until the launches are queued
+        if self.rounding is not None:
+            narrow[self.first :] = self.rounding(operands[self.first :], operands[0])
+        places: Any = narrow if self.executor.takes_tensors else list(map(_data_ptr, narrow))
+        return self.executor.run(places if self.gather is None else self.gather(places), operands[0])
 
 
 @dataclass(slots=True)
@@ -148,10 +160,10 @@ def replay(
             and (biases[0] is not None or biases == _NO_BIASES)
             and not (_any_autocast() and other_autocast(x.device.type))
         ):
-            addresses: Any = list(map(_data_ptr, operands))
+            addresses: Any = list(map(_data_ptr, operands if ready.direct else operands[: ready.first]))
             if not reduce(or_, addresses) & ready.misaligned:
-                if ready.takes_tensors:
-                    addresses = operands
+                if not ready.direct:
+                    return ready.run(operands)
                 if ready.gather is not None:
                     addresses = ready.gather(addresses)
                 return ready.executor.run(addresses, x)
@@ -172,22 +184,29 @@ def _metadata(operands: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
     )
 
 
-def remember(call: Arguments, current: Dispatcher, executor: Executor) -> None:
-    """Make the signature of an admitted BF16 call ready for ``replay``. ``call`` has been compared with the plan."""
+def remember(call: Arguments, current: Dispatcher, executor: Executor) -> Tensor:
+    """The result of an admitted call whose pair is BF16, and its signature made ready for ``replay``.
+
+    ``call`` has been compared with the plan.
+    """
     given = {"x": call.x, "mask": call.mask, **call.given()}
     names = tuple(name for name in _SLOTS if given.get(name) is not None)
     operands = [getattr(call, name) for name in names]
     order = tuple(names.index(name) for name in executor.inputs)
     place = torch.Tensor.get_device if call.x.is_cuda else _is_cpu
-    _signature(call, current).ready = Ready(
+    wide = [tensor for tensor in operands if tensor.dtype == torch.float32]
+    ready = _signature(call, current).ready = Ready(
         executor=executor,
         layout=list(map(_dtype_and_shape, operands)),
         place=place,
         places=list(map(place, operands)),
         gather=None if order == tuple(range(len(names))) else itemgetter(*order),
         misaligned=executor.alignment - 1,
-        takes_tensors=executor.takes_tensors,
+        rounding=Rounding([tensor.shape for tensor in wide]) if wide else None,
+        first=len(names) - len(wide),
+        direct=not wide and not executor.takes_tensors,
     )
+    return ready.run(operands)
 
 
 def recall(call: Arguments, current: Dispatcher) -> Generic | None:

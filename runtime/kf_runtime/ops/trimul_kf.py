@@ -1,12 +1,18 @@
 """The kernel path of triangle_multiplicative_update: which calls reach KF, and the call itself.
 
-A call reaches KF when it needs no gradient, is not traced, and the pair and all parameters are
-BF16 (or float32 with precision="bfloat16", which is cast first and back afterwards). Decisions:
+A call reaches KF when it needs no gradient, is not traced, and has a BF16 pair with BF16 or float32
+parameters, or is float32 throughout with precision="bfloat16" (the pair is cast first, the result
+back). Float32 parameters are rounded to BF16 within each call (``rounding``). Decisions:
+
+- A BF16 pair with float32 parameters runs only where the cell's accuracy with such parameters was
+  admitted, and where the caller did not ask for float32 products (TF32, TF32x3, IEEE). With
+  precision="bfloat16" the rounding is what was asked for: the call is the BF16 cell.
 
 - BF16 autocast changes nothing for a BF16 pair: the LayerNorms compute in float32 from the same BF16
   values either way. Under autocast of another dtype the call is declined.
 - A Boolean, integer or float mask is rounded to BF16 first, as the formula does.
-- Every TriMulPrecision is served: products of BF16 operands are exact and accumulate in float32.
+- With BF16 parameters every TriMulPrecision is served: products of BF16 operands are exact and
+  accumulate in float32.
 - All twelve norm and projection tensors must be given; biases of the projections all or none.
 """
 
@@ -25,7 +31,7 @@ from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.ops import trimul_hot
-from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments, check
+from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments, TriMulPrecision, check
 from kf_runtime.ops.trimul_hot import BIASES, EPS, PLAIN, WEIGHTS
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
@@ -41,6 +47,11 @@ def _declined(code: str, text: str, *, binding: bool = False) -> Generic:
 
 
 TRACING: Final = _declined("tracing", "the call is being traced or transformed; it is recorded as plain aten")
+#: Precisions that ask for float32 products, which kernels of BF16 operands do not give.
+FLOAT32_PRODUCTS: Final = (TriMulPrecision.TF32, TriMulPrecision.TF32x3, TriMulPrecision.IEEE)
+PRECISION: Final = _declined(
+    "precision", "the parameters are float32 and precision asks for float32 products; KF rounds them to BF16"
+)
 GRAD: Final = _declined("grad", "a gradient may be asked for; KF has no backward yet")
 
 
@@ -68,12 +79,7 @@ def _attempt(call: Arguments, current: Dispatcher) -> Tensor | Generic:
         if current.mode is not Mode.FORCE:
             trimul_hot.decline(call, current, resolved)
         return resolved
-    cast = as_bf16(call)
-    trimul_hot.remember(cast, current, resolved)
-    operands = [getattr(cast, name) for name in resolved.inputs]
-    if not resolved.takes_tensors:
-        operands = [operand.data_ptr() for operand in operands]
-    return resolved.run(operands, cast.x).to(call.x.dtype)
+    return trimul_hot.remember(as_bf16(call), current, resolved).to(call.x.dtype)
 
 
 def explain(*args: Any, **kwargs: Any) -> Route:
@@ -116,28 +122,36 @@ def traced(tensors: list[Tensor]) -> bool:
 
 
 def _dtype(call: Arguments) -> Generic | None:
-    """The parameters have passed ``check``: they share one dtype."""
+    """The parameters have passed ``check``: they share one dtype, x's or float32."""
     dtype = call.x.dtype
     if dtype is not torch.bfloat16 and not (dtype is torch.float32 and call.precision == "bfloat16"):
-        return _dtype_declined("x", dtype)
-    for name in _WEIGHTS_FIRST:
-        tensor = getattr(call, name)
-        if tensor is not None:
-            return None if tensor.dtype is dtype else _dtype_declined(name, tensor.dtype)
-    return None
+        return _dtype_declined(dtype)
+    return PRECISION if call.precision in FLOAT32_PRODUCTS and param_dtype(call) == "f32" else None
 
 
 @functools.cache
-def _dtype_declined(name: str, dtype: torch.dtype) -> Generic:
+def _dtype_declined(dtype: torch.dtype) -> Generic:
     text = (
-        f'{name} is {dtype}; KF takes a BF16 pair with BF16 parameters, or float32 throughout with precision="bfloat16"'
+        f"x is {dtype}; KF takes a BF16 pair with BF16 or float32 parameters, or float32 throughout with "
+        'precision="bfloat16"'
     )
     return _declined("dtype", text)
 
 
+def param_dtype(call: Arguments) -> str:
+    """In which dtype the parameters of a call that KF takes count: "bf16" too where the caller asks for rounding."""
+    if call.precision == "bfloat16":
+        return "bf16"
+    for name in _WEIGHTS_FIRST:
+        tensor = getattr(call, name)
+        if tensor is not None:
+            return "f32" if tensor.dtype == torch.float32 else "bf16"
+    return "bf16"
+
+
 def as_bf16(call: Arguments) -> Arguments:
-    """The call with a float32 pair and parameters, or another kind of mask, rounded to BF16, densely."""
-    changes = {name: _round(value) for name, value in call.given().items() if value.dtype != torch.bfloat16}
+    """The call with a float32 pair, or another kind of mask, rounded to BF16, densely; the parameters as they are."""
+    changes = {}
     if call.x.dtype != torch.bfloat16:
         changes["x"] = _round(call.x)
     if call.mask is not None and call.mask.dtype != torch.bfloat16:
@@ -150,7 +164,7 @@ def _round(tensor: Tensor) -> Tensor:
 
 
 def describe(call: Arguments, system: System) -> Call:
-    """The metadata of a call that ``quick`` lets pass, as it is after ``as_bf16``; a reason where no cell can be."""
+    """The metadata of a call that ``quick`` lets pass, all of it rounded to BF16; a reason where no cell can be."""
     cell = cell_of(call, system.sm)
     declined = None if cell is None else _options(call)
     if cell is None:
@@ -163,11 +177,12 @@ def describe(call: Arguments, system: System) -> Call:
 
 
 def cell_of(call: Arguments, sm: str) -> Cell | None:
-    """The cell of a BF16 call; None for a pair without elements."""
+    """The cell of a call whose pair is, or will be, BF16; None for a pair without elements."""
     if not call.x.numel():
         return None
     return Cell(
         op=OP,
+        param_dtype=param_dtype(call),
         B=prod(call.x.shape[:-3]),
         N=call.x.shape[-2],
         C=call.C,
@@ -200,7 +215,7 @@ def _options(call: Arguments) -> Reason | None:
 def _operand(name: str, tensor: Tensor) -> Operand:
     """Metadata with leading dimensions folded into one, as a plan's buffer table spells it.
 
-    What ``as_bf16`` will round comes out dense and freshly allocated.
+    What will be rounded comes out dense and freshly allocated.
     """
     fresh = tensor.dtype != torch.bfloat16
     lead = tensor.dim() - {"x": 3, "mask": 2}.get(name, tensor.dim())

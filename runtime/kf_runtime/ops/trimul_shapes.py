@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import torch
 
@@ -13,6 +14,8 @@ from kf_runtime.cell import DIRECTIONS, Cell
 from kf_runtime.errors import ArgumentError, Unavailable
 from kf_runtime.ops import trimul_kf
 from kf_runtime.route import Generic, Reason, Route
+
+_PARAMETERS: Final = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 def triangle_multiplicative_update_inference_shape_is_supported(
@@ -28,8 +31,9 @@ def triangle_multiplicative_update_inference_shape_is_supported(
 ) -> bool:
     """Whether a no-grad call with a pair of this ``shape [*, N, N, C]`` and hidden width D would run a kernel.
 
-    Assumes dense, aligned tensors, every weight given and eps 1e-5. ``device`` is a CUDA device (default:
-    the current one). ``shape_route`` gives the reason. Raises ArgumentError for a shape that is no pair.
+    Assumes dense, aligned tensors, every weight given, eps 1e-5 and no precision asked for. ``param_dtype``
+    defaults to ``dtype``; ``device`` is a CUDA device (default: the current one). ``shape_route`` gives the reason.
+    Raises ArgumentError for a shape that is no pair.
     """
     found = shape_route(
         shape, hidden_dim, direction, dtype=dtype, param_dtype=param_dtype, has_mask=has_mask, has_bias=has_bias,
@@ -73,16 +77,17 @@ def shape_route(
     current = dispatch.current()
     if current.mode is Mode.OFF:
         return dispatch.OFF
-    if dtype != torch.bfloat16 or (param_dtype or dtype) != torch.bfloat16:
-        text = f"expected a BF16 pair with BF16 parameters; found {dtype} with {param_dtype or dtype}"
+    parameters = _PARAMETERS.get(param_dtype or dtype)
+    if dtype != torch.bfloat16 or parameters is None:
+        text = f"expected a BF16 pair with BF16 or float32 parameters; found {dtype} with {param_dtype or dtype}"
         return Generic(reason=Reason(code="dtype", text=text))
     if prod(shape) == 0:
         return Generic(reason=Reason(code="empty", text=f"no elements: shape {list(shape)}"))
     try:
         system = current.system(_ordinal(device))
         cell = Cell(
-            op=trimul_kf.OP, B=prod(shape[:-3]), N=shape[-2], C=shape[-1], D=hidden_dim, direction=direction,
-            mask=has_mask, biases=has_bias, sm=system.sm,
+            op=trimul_kf.OP, param_dtype=parameters, B=prod(shape[:-3]), N=shape[-2], C=shape[-1], D=hidden_dim,
+            direction=direction, mask=has_mask, biases=has_bias, sm=system.sm,
         )  # fmt: skip
         return current.decide_cell(cell, system)
     except Unavailable as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kernel_factory.policy import Policy, read_policy
 
 CELL = Cell(op="triangle_multiplicative_update", B=1, N=64, C=128, D=128, direction="outgoing", mask=True, sm="sm_90a")
 FIGURES = {"model_norm": 1e-4, "model_worst_row": 2e-3, "oracle_norm": 4.5e-3, "model_to_oracle": 4.5e-3}
+ADMITTED = Admitted(parameter_dtypes=("bf16", "f32"))
 FACTS = {"stack_bytes": 0, "registers": 100, "forbidden_opcodes": []}
 
 
@@ -41,7 +43,9 @@ def evidence(**changes: Any) -> Evidence:
         "numerics": {"random": FIGURES, "gate-out-x20": FIGURES},
         "findings": {"lockstep": [], "warp-serial": [], "race": []},
     }
-    return Evidence(**{**good, **changes})
+    found = {**good, **changes}
+    found.setdefault("float32_parameters", dict.fromkeys(found["numerics"], 0.0065))
+    return Evidence(**found)
 
 
 def reasons(found: Evidence) -> str:
@@ -53,7 +57,7 @@ def reasons(found: Evidence) -> str:
 
 def test_good_evidence_is_admitted() -> None:
     """Evidence within every bar is admitted."""
-    assert admit(evidence(), policy()) == Admitted()
+    assert admit(evidence(), policy()) == ADMITTED
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_absolute_oracle_bar_on_random_inputs() -> None:
     assert "6e-03" in reasons(evidence(numerics={"random": far})) or "0.006" in reasons(
         evidence(numerics={"random": far})
     )
-    assert admit(evidence(numerics={"random": FIGURES, "gate-in-x20": far}), policy()) == Admitted()
+    assert admit(evidence(numerics={"random": FIGURES, "gate-in-x20": far}), policy()) == ADMITTED
 
 
 def test_missing_random_set_rejects() -> None:
@@ -120,14 +124,14 @@ def test_contract_has_no_traffic_bar() -> None:
         else launch
         for launch in evidence().launches
     )
-    assert admit(evidence(launches=launches), policy()) == Admitted()
+    assert admit(evidence(launches=launches), policy()) == ADMITTED
 
 
 @pytest.mark.parametrize("facts", [{**FACTS, "stack_bytes": 8}, {**FACTS, "forbidden_opcodes": ["rcp.rn"]}])
 def test_spills_and_slow_opcodes_reject(facts: dict[str, Any]) -> None:
     """A stack frame or a slow opcode rejects."""
     launches = tuple({**launch, "facts": facts} for launch in evidence().launches)
-    assert admit(evidence(launches=launches), policy()) != Admitted()
+    assert admit(evidence(launches=launches), policy()) != ADMITTED
 
 
 def test_timing_from_the_emulator_is_refused() -> None:
@@ -141,3 +145,30 @@ def test_digest_covers_every_figure() -> None:
     one = evidence()
     assert Evidence.from_json(one.to_json()).digest == one.digest
     assert replace(one, seed=2).digest != one.digest
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"random": 6.5e-3, "gate-out-x20": 8e-3}, None),
+        ({"random": 1.195e-2, "gate-out-x20": 8e-3}, "random: error against the oracle: expected at most 0.012"),
+        ({"random": 6.5e-3, "gate-out-x20": math.nan}, "gate-out-x20"),
+        ({"random": 6.5e-3}, "gate-out-x20.*found nan"),
+        ({}, "random.*found nan"),
+    ],
+)
+def test_float32_parameters_have_a_gate_of_their_own(measured: dict[str, float], said: str | None) -> None:
+    """The model's error and the kernel's own (1e-4) together, on every set; else BF16 parameters alone, and why."""
+    verdict = admit(evidence(float32_parameters=measured), policy())
+    assert isinstance(verdict, Admitted)
+    assert verdict.parameter_dtypes == (("bf16", "f32") if said is None else ("bf16",))
+    assert bool(verdict.declined) == (said is not None) and re.search(said or "", "; ".join(verdict.declined))
+
+
+def test_float32_parameters_need_a_bar() -> None:
+    """A policy that says nothing of float32 parameters admits none; a set that it names has a bar of its own."""
+    silent = admit(evidence(), replace(policy(), float32_parameters={}))
+    assert isinstance(silent, Admitted) and silent.parameter_dtypes == ("bf16",)
+    far = evidence(float32_parameters={"random": 6.5e-3, "gate-out-x20": 3e-2})
+    named = replace(policy(), float32_parameters={"oracle": 1.2e-2, "gate-out-x20": 4e-2})
+    assert admit(far, policy()) != ADMITTED and admit(far, named) == ADMITTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +29,19 @@ def _row_of(built: BuiltCell) -> Row:
 
 def test_round_trip_and_order(tmp_path: Path) -> None:
     """Rows come back equal and in key order, and writing the same rows again changes nothing."""
-    rows = [ROW, replace(ROW, cell=replace(CELL, N=100)), replace(ROW, cell=replace(CELL, mask=False))]
+    wide = replace(ROW, cell=replace(CELL, N=100), parameter_dtypes=("bf16", "f32"))
+    rows = [ROW, wide, replace(ROW, cell=replace(CELL, mask=False))]
     assert allowlist.write(tmp_path, CELL.op, "sm_90a", rows)
     assert allowlist.read(tmp_path, CELL.op, "sm_90a") == sorted(rows, key=lambda row: row.cell)
     assert not allowlist.write(tmp_path, CELL.op, "sm_90a", rows[::-1])
+
+
+def test_a_row_that_says_nothing_of_parameters_is_for_bf16(tmp_path: Path) -> None:
+    """Lists written before float32 parameters could be admitted admit BF16 ones alone."""
+    allowlist.write(tmp_path, CELL.op, "sm_90a", [replace(ROW, parameter_dtypes=("bf16", "f32"))])
+    path = allowlist.path_of(tmp_path, CELL.op, "sm_90a")
+    path.write_text(re.sub(r"parameter_dtypes = \[.*?\]", "", path.read_text(), flags=re.DOTALL))
+    assert allowlist.read(tmp_path, CELL.op, "sm_90a") == [ROW]
 
 
 def test_absent_list_is_empty(tmp_path: Path) -> None:
@@ -59,6 +69,7 @@ def test_packaged_folder_holds_what_the_manifest_names(
 ) -> None:
     """Manifest, sidecar and cubins agree; a cubin that nothing names any more is removed."""
     store, admitted = selection.workspace.store, [(cell, _row_of(cell)) for cell in built]
+    admitted[0] = (built[0], replace(admitted[0][1], parameter_dtypes=("bf16", "f32")))
     package.write(store, tmp_path, package.build_manifest(store, admitted))
     stray = tmp_path / "cubins" / "stray.cubin"
     stray.write_bytes(b"old")
@@ -68,6 +79,7 @@ def test_packaged_folder_holds_what_the_manifest_names(
         r.file for r in manifest.cubins.values()
     }
     assert (packaged.cells, packaged.cubins) == (1, 3)
+    assert manifest.entries[built[0].cell].parameter_dtypes == ("bf16", "f32")
     assert manifest.plan_of(manifest.entries[built[0].cell]) == built[0].plan
 
 

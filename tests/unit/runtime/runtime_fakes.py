@@ -181,15 +181,19 @@ def _launch(
     )
 
 
-def small_manifest(*cells: Cell, product: str = EMULATED, required_driver: int = 0) -> Manifest:
-    """A manifest of these cells, all on the one fake cubin."""
+def small_manifest(
+    *cells: Cell, product: str = EMULATED, required_driver: int = 0, parameters: tuple[str, ...] = ("bf16",)
+) -> Manifest:
+    """A manifest of these cells, all on the one fake cubin, for parameters of these dtypes."""
+    cells = cells or (trimul_cell(),)
     facts = {name: KernelFacts(registers=32, static_shared=0) for name in ("project", "contract", "finalize")}
     record = CubinRecord(sha256=SHA, size=len(IMAGE), sm="sm_90a", kernels=facts, ptx_sha256="0" * 64, toolchain="t")
     proofs = (Proof(product=product, level="emulated"),)
     return manifest.build(
         generator="test",
         cubins=[record],
-        cells=[(cell, trimul_plan(cell), proofs, "e" * 64) for cell in cells or (trimul_cell(),)],
+        cells=[(cell, trimul_plan(cell), proofs, "e" * 64) for cell in cells],
+        parameter_dtypes=dict.fromkeys(cells, parameters),
         required_driver={"sm_90a": required_driver} if required_driver else {},
     )
 
