@@ -83,7 +83,8 @@ def listing(found: Manifest, sm: str | None = None) -> Report:
     entries = [e for name in found.sms if sm in (None, name) for e in found.on_sm(name)]
     rows = [_row(found, entry) for entry in entries]
     lines = [
-        f"{row['cell']}  cubins {','.join(sha[:12] for sha in row['cubins'])}  evidence {row['evidence'][:12]}  "
+        f"{row['cell']}  parameters {','.join(row['parameter_dtypes'])}  "
+        f"cubins {','.join(sha[:12] for sha in row['cubins'])}  evidence {row['evidence'][:12]}  "
         + ", ".join(f"{p['product']} ({p['level']})" for p in row["products"])
         for row in rows
     ]

@@ -69,9 +69,13 @@ def operands(draw: Any) -> dict[str, Any]:
         if not (name[:2] in ("p_", "g_") and name.endswith("bias")):
             call[name] = tensor(*shape)
     odd = draw(
-        st.sampled_from(("", "", "", "strides", "offset", "mask", "no_mask", "eps", "direction", "norm", "bias"))
+        st.sampled_from(
+            ("", "", "", "float32", "strides", "offset", "mask", "no_mask", "eps", "direction", "norm", "bias")
+        )
     )
-    if odd == "strides":
+    if odd == "float32":
+        call = {k: v.float() if k.endswith(("weight", "bias")) else v for k, v in call.items()}
+    elif odd == "strides":
         call["x"] = call["x"].transpose(-2, -3).contiguous().transpose(-2, -3)
     elif odd == "offset":
         w = call["p_in_weight"]

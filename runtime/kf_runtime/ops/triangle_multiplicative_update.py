@@ -69,9 +69,11 @@ def triangle_multiplicative_update(
         ``[*, N, N, C]`` in x's dtype.
 
     The parameters share one dtype: x's, or float32. A 16-bit pair with float32 parameters computes
-    in float32. Under BF16 autocast (precision None or a TriMulPrecision) the LayerNorms read the
-    pair in float32 and only the products use BF16. D is p_in_weight.shape[0] // 2; without it, it
-    comes from g_in_weight, norm_out_weight or p_out_weight; else D = C.
+    in float32; where a kernel is admitted for such a call, and precision does not ask for float32
+    products, it rounds the parameters to BF16, anew in each call. Under BF16 autocast (precision None
+    or a TriMulPrecision) the LayerNorms read the pair in float32 and only the products use BF16. D is
+    p_in_weight.shape[0] // 2; without it, it comes from g_in_weight, norm_out_weight or p_out_weight;
+    else D = C.
 
     Raises:
         ArgumentError (a ValueError): names the argument, what was expected and what came.

@@ -99,7 +99,7 @@ class Ready:
 
 @dataclass(slots=True)
 class Signature:
-    """What is known of the calls that share a key (``key_of``).
+    """What is known of the calls that share a key (``_key``).
 
     ``lasting`` is why none of them runs a kernel; ``ready`` serves those that do; ``declined`` holds,
     by the rest of a call's metadata (``_metadata``), why calls that were looked at before run none.
