@@ -247,3 +247,17 @@ def test_other_questions_know_the_form(start: Start) -> None:
     with pytest.raises(NoKernel, match="JIT path"):
         kf_runtime.preload(other)
     assert kf_runtime.preload() == (trimul_cell(),) and form.built == []
+
+
+def test_a_form_gets_rounded_parameters_where_rounding_was_asked_for(start: Start) -> None:
+    """precision="bfloat16": BF16 tensors of the float32 parameters, the first time and later; else cubins decide."""
+    form = FakeForm()
+    start().register(form)
+    wide = {n: v.float() * 1.001 for n, v in operands(trimul_cell()).items() if n not in ("x", "mask")}
+    for _ in range(2):
+        call(**wide, precision="bfloat16")
+    (executor,) = form.built
+    assert executor.calls == 2
+    for seen in executor.seen:
+        assert all(torch.equal(seen[name], value.bfloat16()) for name, value in wide.items())
+    assert explain(**wide).reason.code == "parameter_dtype"
