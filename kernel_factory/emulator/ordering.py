@@ -236,6 +236,7 @@ class Ordering:
         for i, clocks in enumerate((self.known, self.fenced)):
             _join(self.acc[i], ids, clocks[ctas, warps])
         self.tick(ctas, warps)
+        self.partial.released(threads)
 
     def copy_issued(self, threads: np.ndarray, ids: np.ndarray, line: int) -> None:
         """The phase that a copy completes on cannot complete before the copy was issued: it carries the issuer's clock.
@@ -246,6 +247,7 @@ class Ordering:
         self._check_init(pairs, line, True)
         _join(self.acc[0], ids, self.known[ctas, warps])
         self.tick(*self._warps(threads))
+        self.partial.released(threads)
 
     def mbarrier_phase(self, ids: np.ndarray, line: int, thread: int) -> None:
         """A phase completes. Warps that waited for the one before must be known to have seen it."""

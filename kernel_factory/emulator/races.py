@@ -15,6 +15,7 @@ from .emitter import NUMPY, size_of
 from .errors import Fault
 from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
+from .partial_releases import MANY, TOGETHER, PartialReleases
 from .race_atomics import after_atomics
 from .shadow import Places
 
@@ -37,7 +38,6 @@ _CURES = {
     "mbarrier-init-unfenced": "put fence.mbarrier_init.release.cluster after mbarrier.init, then a barrier",
     "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
 }
-_MANY = 32  # "lane" of a read by more than one lane
 
 
 def cell_bytes(program: object) -> int:
@@ -78,6 +78,7 @@ class SharedRaces(Ordering):
         self.has_read = np.zeros(self.readers, bool)
         self.read_line = np.zeros(n, np.int32)
         self.atomics = self.atomic_line = self.has_atomics = None
+        self.partial = PartialReleases(self) if self.slots else None
         ranks = np.arange(machine.cluster_size)[:, None]
         self.reader_columns = np.concatenate(
             [
@@ -106,15 +107,17 @@ class SharedRaces(Ordering):
         cta, warp, column, _ = who
         own = self.known[cta, warp, column]
         if whole_warp:
-            self.has_read_at(places, column, (own << 6) | _MANY, line)
+            self.has_read_at(places, column, (own << 6) | TOGETHER, line)
             return
+        if self.partial:
+            self.partial.touched[threads] = own
         mark = (own << 6) | (threads & 31)
         reads, rows = self.reads.reshape(-1), places.row(column, self.last.size)
         before = rows.take(reads)
         self.has_read_at(places, column, mark, line)
         mixed = ((before >> 6) == own[:, None]) & (before != mark[:, None]) | (rows.take(reads) != mark[:, None])
         if mixed.any():
-            reads[rows.cells[mixed]] = (np.broadcast_to((own << 6)[:, None], mixed.shape)[mixed]) | _MANY
+            reads[rows.cells[mixed]] = (np.broadcast_to((own << 6)[:, None], mixed.shape)[mixed]) | MANY
 
     def has_read_at(self, places: Places, readers: np.ndarray, marks: np.ndarray, line: int) -> None:
         """Note the clock and lane of a read by each access's reader."""
@@ -132,7 +135,10 @@ class SharedRaces(Ordering):
         if self.atomics is not None:
             after_atomics(self, threads, who, places, line, "write")
         cta, warp, column, local = who
-        mark = (self.known[cta, warp, column] << self.bits) | local
+        own = self.known[cta, warp, column]
+        if self.partial and not whole_warp:
+            self.partial.touched[threads] = own
+        mark = (own << self.bits) | local
         places.put(self.last, mark)
         other = (places.take(self.last) ^ mark[:, None]) & self.thread_mask > 31  # another warp wrote here at once
         if other.any() and data is not None:  # several warps that write the same are one write
@@ -148,7 +154,10 @@ class SharedRaces(Ordering):
     def landed(self, threads, flat, nbytes, line) -> None:
         """A waited-for cp.async is a write by its thread, now."""
         cta, warp, column, local = self._who(threads)
-        Places.of(flat, nbytes, self.G).put(self.last, (self.known[cta, warp, column] << self.bits) | local)
+        own = self.known[cta, warp, column]
+        if self.partial:
+            self.partial.touched[threads] = own
+        Places.of(flat, nbytes, self.G).put(self.last, (own << self.bits) | local)
 
     # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
@@ -173,7 +182,7 @@ class SharedRaces(Ordering):
         self._order(threads, who, places, line, "read", False, proxy=True)
         if group:
             clock = self.M.async_copies.groups[threads] + 1
-            self.has_read_at(places, self.warp_columns + self.groups + who[1], (clock << 6) | _MANY, line)
+            self.has_read_at(places, self.warp_columns + self.groups + who[1], (clock << 6) | MANY, line)
 
     def bulk_waited(self, threads: np.ndarray, left: int) -> None:
         """All but the newest ``left`` bulk groups of the threads have read their sources."""
@@ -199,7 +208,7 @@ class SharedRaces(Ordering):
         places = Places(chunks, 16 // self.G)
         self._order(threads, self._who(threads), places, line, "read", True, proxy=True, clocks=clocks)
         repeat = threads.shape[0] // groups.shape[0]
-        readers, marks = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | _MANY, repeat)
+        readers, marks = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | MANY, repeat)
         self.has_read_at(places, readers, marks, line)
 
     # -- comparisons -----------------------------------------------------------------------------------------------

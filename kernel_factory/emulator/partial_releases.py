@@ -1,0 +1,53 @@
+"""Releases by some lanes of a warp: what the other lanes did since the warp last met is not released with it.
+
+An elected lane that arrives on an mbarrier orders its own accesses. Those of the other lanes may happen later still,
+until ``bar.warp.sync`` or a barrier lets the warp meet: so they are given the clock that follows the release. Reads
+and writes of ``ldmatrix`` and ``stmatrix`` are the warp's own, done when the instruction is; and writes that a proxy
+fence lies behind keep their clock, which the fence speaks of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MANY = 32  # "lane" of a read by more than one lane
+TOGETHER = 33  # "lane" of a read by the warp as one
+
+
+class PartialReleases:
+    """For every thread of a batch: the own clock of its warp at its last access, and at its last release."""
+
+    def __init__(self, order: object) -> None:
+        self.order, self.M = order, order.M
+        self.touched, self.freed = np.zeros(self.M.T, np.int32), np.zeros(self.M.T, np.int32)
+
+    def released(self, threads: np.ndarray) -> None:
+        """These threads have just released (and their warps' clocks gone up): the others' accesses come after."""
+        order, threads = self.order, np.unique(threads)
+        ctas, warps = order._warps(threads)
+        clock = order.known[ctas, warps, order.own[ctas, warps]]
+        self.freed[threads] = order.known[self.M.cta[threads], self.M.warp[threads], order._who(threads)[2]] - 1
+        lanes = (warps * self.M.cta_count + ctas)[:, None] * 32 + np.arange(32)
+        late = self.touched[lanes] >= order.synced[ctas, warps][:, None]
+        late &= self.touched[lanes] > self.freed[lanes]
+        for i in np.flatnonzero(late.any(axis=1)):
+            alone = int((threads >> 5 == lanes[i, 0] >> 5).sum()) == 1
+            self._postpone(int(ctas[i]), int(warps[i]), int(clock[i]), np.append(late[i], alone), lanes[i])
+
+    def _postpone(self, cta: int, warp: int, clock: int, late: np.ndarray, lanes: np.ndarray) -> None:
+        """Accesses of the lanes that are ``late`` move to ``clock``; entry 32 of it is for reads by many lanes."""
+        order, M = self.order, self.M
+        column, met = int(order.own[cta, warp]), int(order.synced[cta, warp])
+        freed = np.append(self.freed[lanes], 0)
+        width = M.shared_stride // order.G
+        start = int(M.cluster_start[cta])
+        cells = slice(start * width, (start + M.cluster_size) * width)
+        reads = order.reads[column, cells]
+        lane = np.minimum(reads & 63, MANY)
+        moved = ((reads >> 6) >= met) & late[lane] & ((reads >> 6) > freed[lane]) & (reads & 63 != TOGETHER)
+        reads[moved] = (clock << 6) | (reads[moved] & 63)
+        last = order.last[cells]
+        known, lane = last >> order.bits, last & 31
+        moved = ((last & order.thread_mask) >> 5 == column) & (known >= met) & late[lane] & (known > freed[lane])
+        moved &= known > order.fenced[cta, warp, column]
+        last[moved] = (clock << order.bits) | (last[moved] & order.thread_mask)
