@@ -10,6 +10,7 @@ from .emitter import DTYPES, Emitter, Modifiers, storage
 from .errors import PtxError, operands_of
 from .ptx.records import Instruction, KernelText
 from .registry import RUNTIME, find
+from .tensor_waits import early_reads
 
 
 class Layout:
@@ -69,7 +70,10 @@ class Program:
     def _block(self, block: Block) -> list[str]:
         e = Emitter(self.kernel, self.layout, block.live_out, self.constants)
         run: list[Instruction] = []
+        uses = early_reads(self.kernel).uses
         for ins in [*block.instructions, None]:
+            if ins and ins.line in uses:
+                e.line(f"tmem_used(M, sel, {uses[ins.line]!r})")
             op = operation(ins) if ins else None
             if run and (op is None or not op.group or operation(run[0]).emit is not op.emit):
                 with operands_of(run[0]):

@@ -6,8 +6,9 @@ as is legal; in the other modes it lands at once. ``tcgen05.st`` lands at the ``
 Two rules of the manual are broken by every kernel that CUTLASS 4.7 and its examples emit, and hold on the hardware
 all the same: registers of tcgen05.ld are used before tcgen05.wait::ld (the assembler tracks them), and threads hand
 TMEM over through barriers with no tcgen05.fence. So a kernel without a single tcgen05.fence is held to what CUTLASS
-relies on. A kernel that has one, or whose launch says ``by_the_manual``, is *strict*: the registers are poison until
-the wait, and a missing fence is a finding.
+relies on: a load is done at its wait, or at the first use of its registers (tensor_waits). A kernel that has a fence,
+or whose launch says ``by_the_manual``, is *strict*: the registers are poison until the wait, and a missing fence is a
+finding.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import numpy as np
 
 from .shadow import Places
 from .tensor_operands import SharedOperand
-from .tensor_waits import early_reads
 from .tmem import COLUMNS, LANES
 
 FLYING = np.int32(0x7FFFFFFF)
@@ -178,8 +177,7 @@ class TensorRaces:
             yield i, Cells(int(cta[i]), int(lane[i]) // _GRAIN + grains, int(column[i]) + relative)
 
     def load(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
-        """tcgen05.ld: in flight until wait::ld."""
-        waits = self.strict or line not in early_reads(self.M.program.kernel).registers
+        """tcgen05.ld: in flight until wait::ld, or its registers' first use (tensor_waits)."""
         for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
             who = int(cta[i]), int(warp[i])
             unset = self.writer[cells.cta][cells.at] == _NEVER
@@ -188,10 +186,9 @@ class TensorRaces:
                               "write the cells first, or let the first product overwrite (enable-input-d false)",
                               int(first[i]))  # fmt: skip
             self._check_writer(cells, *who, int(first[i]), line, "tcgen05.ld", stream=False)
-            self.reads[cells.cta, who[1] // 4][cells.at] = FLYING if waits else self._own(*who)[1]
+            self.reads[cells.cta, who[1] // 4][cells.at] = FLYING
             self.read_line[cells.cta][cells.at] = line
-            if waits:
-                self.pending.setdefault((*who, "ld"), []).append((cells, line))
+            self.pending.setdefault((*who, "ld"), []).append((cells, line))
 
     def store(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
         """tcgen05.st: in flight until wait::st."""
@@ -212,6 +209,19 @@ class TensorRaces:
                 self._settle(cells, warp, kind, FLYING, UNFENCED if self.strict else self._own(cta, warp)[1])
                 if self.strict:
                     self.unfenced.setdefault((cta, warp), []).append((cells, kind))
+
+    def used(self, threads: np.ndarray, loads: tuple[int, ...]) -> None:
+        """Registers of the loads at these lines are used: the loads are done."""
+        for slot in np.unique(threads >> 5).tolist():
+            cta, warp = slot % self.M.cta_count, slot // self.M.cta_count
+            left = []
+            for cells, line in self.pending.pop((cta, warp, "ld"), []):
+                if line in loads:
+                    self._settle(cells, warp, "ld", FLYING, self._own(cta, warp)[1])
+                else:
+                    left.append((cells, line))
+            if left:
+                self.pending[cta, warp, "ld"] = left
 
     def _settle(self, cells: Cells, warp: int, kind: str, old: int, new: int) -> None:
         clocks = self.reads[cells.cta, warp // 4] if kind == "ld" else self.clock[cells.cta]

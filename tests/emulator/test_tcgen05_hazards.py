@@ -86,6 +86,19 @@ def test_a_dropped_step_is_found_in_race_mode(steps, drop, kind, first, second):
     assert second in kernel(steps, ("image", "dst"), drop).splitlines()[finding.other_line - 1]
 
 
+@pytest.mark.parametrize(
+    ("keep", "kind"), [("mov.b32 %x{}, %x{};", "tmem-load-not-waited"), ("add.u32 %x{}, %x{}, 0;", None)]
+)
+def test_without_fences_a_load_is_done_at_its_wait_or_first_use(keep, kind):
+    """The wait gone, the next product may overwrite what is still being loaded; a copy is no use, a sum is one."""
+    steps = [
+        (name, "".join(keep.format(100 + i, i) for i in range(N)) if name == "keep" else text) for name, text in twice()
+    ]
+    result, got = check(steps, (*NO_FENCES, "ldw"))
+    assert kinds(result) == ({kind} if kind else set()), [str(f) for f in result.findings]
+    assert np.array_equal(got, 2 * (A @ B.T))
+
+
 def test_late_landing_shows_a_missing_wait_in_the_numbers():
     """Warp-serial: the product lands when nothing else can go on, so a load that does not wait reads poison."""
     for drop in (("wait",), ("commit", "wait")):

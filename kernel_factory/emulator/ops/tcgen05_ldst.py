@@ -119,6 +119,12 @@ def tmem_early(M, sel, line, reads):
 
 
 @runtime
+def tmem_used(M, sel, loads):
+    if M.tensor.races and not M.tensor.strict:
+        M.tensor.races.used(threads_of(M, sel, None), loads)
+
+
+@runtime
 def tmem_register(M, loaded):
     return np.full_like(loaded, 0xFFFFFFFF) if M.tensor.strict else loaded
 
