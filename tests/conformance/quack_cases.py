@@ -25,7 +25,13 @@ if importlib.util.find_spec("quack") is None:
 SMS = ("sm_90a", "sm_100a")
 ROWS = 8
 SIZES = {"small": 512, "odd": 760, "wide": 20480}
-GEMM = (192, 160, 128)  # M, N, K
+EXTENTS = {  # M, N, K, as in the worker
+    "cluster1": (192, 160, 128),
+    "cluster2": (192, 160, 128),
+    "persistent1": (192, 224, 640),
+    "persistent2": (192, 224, 640),
+    "pingpong": (192, 160, 640),
+}
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -135,7 +141,7 @@ def cross_entropy(size: str, sm: str) -> Launch:
 
 
 def gemm(size: str, sm: str) -> Launch:
-    m, n, k = GEMM
+    m, n, k = EXTENTS[size]
     r = np.random.default_rng(8)
     a, b = r.integers(-4, 5, (1, m, k)), r.integers(-4, 5, (1, n, k))
     want = bf16((a @ b.transpose(0, 2, 1)).astype(np.float32))
@@ -153,6 +159,7 @@ def cases() -> list[Case]:
     products = [
         Case(name=f"gemm-{size}-{sm}", package="quack", build=partial(gemm, size, sm))
         for sm in SMS
-        for size in ("cluster1", "cluster2")
+        for size in EXTENTS
+        if size != "pingpong" or sm == "sm_90a"
     ]
     return rows + products

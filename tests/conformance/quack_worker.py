@@ -10,7 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -21,7 +23,7 @@ from kernel_factory.compile import HOST_PREFIX, _host_function
 from kernel_factory.family import HostEntry
 
 ROWS = 8  # of every row-wise case; quack reads unwritten shared memory for the rows that a last tile lacks
-SIZES = {"small": 512, "odd": 760, "wide": 20480, "cluster1": 1, "cluster2": 2}
+SIZES = {"small": 512, "odd": 760, "wide": 20480}
 
 
 DTYPES = {"bf16": cutlass.BFloat16, "f32": cutlass.Float32, "i64": cutlass.Int64}
@@ -119,30 +121,59 @@ def cross_entropy(n: int, rows: int) -> HostEntry:
     return HostEntry(function=host, pointer_dtypes=("f32", "i64", "f32", "f32", "f32"), scalars=0)
 
 
-GEMM = (192, 160, 128)  # M, N, K
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """A product of M x N x K = ``extent`` in tiles of 128 x 64 (pingpong: 64 x 64), clusters of ``cluster`` along M.
+
+    ``resident``: how many clusters share the tiles out among them; one takes over tile after tile where that is fewer
+    than there are tiles. None: on sm_100a a cluster asks the device for more work (clusterlaunchcontrol).
+    """
+
+    extent: tuple[int, int, int] = (192, 160, 128)
+    cluster: int = 1
+    resident: int | None = None
+    pingpong: bool = False
 
 
-def gemm(n: int, rows: int) -> HostEntry:
-    """D = A B^T in bf16, by the class of the target's SM; ``n`` is the cluster's extent along M."""
+# In the persistent ones every barrier goes round more than twice, and K has more tiles than there are stages: else the
+# parity of a wait could not matter, nor what a stage is released behind.
+GEMMS = {
+    "cluster1": Gemm(),
+    "cluster2": Gemm(cluster=2),
+    "persistent1": Gemm(extent=(192, 224, 640), resident=1),
+    "persistent2": Gemm(extent=(192, 224, 640), resident=1, cluster=2),
+    "pingpong": Gemm(extent=(192, 160, 640), resident=1, pingpong=True),
+}
+
+
+def gemm(shape: Gemm, rows: int) -> HostEntry:
+    """D = A B^T in bf16, by the class of the target's SM."""
     from quack.gemm_default_epi import GemmDefaultSm90, GemmDefaultSm100
     from quack.tile_scheduler import TileSchedulerOptions
 
-    m, columns, k = GEMM
-    sm90 = os.environ["CUTE_DSL_ARCH"].startswith("sm_90")
-    kind = GemmDefaultSm90 if sm90 else GemmDefaultSm100
-    op = kind(cutlass.Float32, cutlass.BFloat16, (128, 64), (n, 1, 1), use_pdl=False)
+    m, columns, k = shape.extent
+    cluster = (shape.cluster, 1, 1)
+    if os.environ["CUTE_DSL_ARCH"].startswith("sm_90"):
+        tile = (64 if shape.pingpong else 128, 64)
+        op = GemmDefaultSm90(cutlass.Float32, cutlass.BFloat16, tile, cluster, pingpong=shape.pingpong, use_pdl=False)
+    else:
+        asks = shape.resident is None
+        op = GemmDefaultSm100(
+            cutlass.Float32, cutlass.BFloat16, (128, 64), cluster, use_clc_persistence=asks, use_pdl=False
+        )
+    resident = shape.resident or 4
 
     @cute.jit
     def host(a: cute.Pointer, b: cute.Pointer, d: cute.Pointer, stream: cuda.CUstream):
         op(
             tensor(a, 1, m, k), tensor(b, 1, columns, k), tensor(d, 1, m, columns), None, op.EpilogueArguments(),
-            TileSchedulerOptions(Int32(4)), None, stream,
+            TileSchedulerOptions(Int32(resident)), None, stream,
         )  # fmt: skip
 
     return HostEntry(function=host, pointer_dtypes=("bf16", "bf16", "bf16"), scalars=0)
 
 
-KERNELS: dict[str, Callable[[int, int], HostEntry]] = {
+KERNELS: dict[str, Callable[[Any, int], HostEntry]] = {
     "rmsnorm": rmsnorm,
     "layernorm": layernorm,
     "softmax": softmax,
@@ -154,7 +185,7 @@ KERNELS: dict[str, Callable[[int, int], HostEntry]] = {
 
 def main(name: str, folder: Path) -> None:
     kernel, size = name.split("-")
-    entry = KERNELS[kernel](SIZES[size], ROWS)
+    entry = KERNELS[kernel](GEMMS[size] if kernel == "gemm" else SIZES[size], ROWS)
     host = compile_entry(entry).dump_to_object(HOST_PREFIX)
     (folder / "host.o").write_bytes(host)
     (folder / "reply.json").write_text(
