@@ -174,15 +174,15 @@ def _mutate(options: Options, selection: Selection) -> None:
             click.echo(name)
         for mutant, fate in mutation.suite(trial):
             kind = type(fate).__name__.lower()
-            rows.append({"kernel": name, "mutant": mutant.kind, "line": mutant.lines[0], "fate": kind, **vars(fate)})
+            rows.append({"kernel": name, "mutant": mutant.kind, "line": mutant.line, "fate": kind, **vars(fate)})
             if not options.as_json:
                 told = ", ".join(f"{k} {v}" for k, v in vars(fate).items())
-                click.echo(f"  {kind:9} {mutant.kind:10} line {mutant.lines[0]:5} {mutant.statement[:60]}  {told}")
-    counts = {kind: sum(row["fate"] == kind for row in rows) for kind in ("killed", "redundant", "survived")}
+                click.echo(f"  {kind:10} {mutant.kind:10} line {mutant.line:5} {mutant.statement[:60]}  {told}")
+    counts = {kind: sum(row["fate"] == kind for row in rows) for kind in mutation.FATES}
     if options.as_json:
         click.echo(json.dumps({**counts, "mutants": rows}))
     else:
-        click.echo("{killed} killed, {redundant} redundant, {survived} survived".format(**counts))
+        click.echo(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if counts["survived"]:
         raise SystemExit(1)
 

@@ -95,7 +95,10 @@ class LaunchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found and counted; ``seconds`` is wall time, ``thread_instructions`` counts guarded-off ones too."""
+    """What a run found and counted; ``seconds`` is wall time, ``thread_instructions`` counts guarded-off ones too.
+
+    ``complete``: every thread ran to its end; where a fault stopped the run, it may not have met everything.
+    """
 
     findings: tuple[Finding, ...]
     counters: Counters
@@ -103,6 +106,7 @@ class Result:
     seconds: float
     mode: str = "lockstep"
     ctas: int = 0
+    complete: bool = True
 
     @property
     def ok(self) -> bool:
@@ -142,6 +146,7 @@ class _Run:
         self.count = Counting(kernel) if counters else None
         self.findings: list[Finding] = []
         self.executed = 0
+        self.complete = True
         self.global_races = GlobalRaces(kernel.program) if mode == "race" else None
 
     def all(self, chosen: Sequence[int]) -> Result:
@@ -169,6 +174,7 @@ class _Run:
             seconds=time.perf_counter() - started,
             mode=self.mode,
             ctas=len(chosen),
+            complete=self.complete,
         )
 
     def _launch(self, chosen: np.ndarray) -> None:
@@ -240,6 +246,7 @@ class _Run:
             reports += machine.unset.reports() if machine.unset else []
         self.findings += [self._finding(machine, r, count) for r, count in reports]
         if fault is not None:
+            self.complete = False
             self.findings.append(self._finding(machine, fault, 1))
 
     def _stuck(self, machine: Machine, ctas: int, room: int) -> None:

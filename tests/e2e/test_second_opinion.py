@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_factory import mutate, second_opinion
+from kernel_factory import mutants, second_opinion
 from kernel_factory.built import BuiltCell
 from kernel_factory.pipeline import Selection
 
@@ -25,6 +25,6 @@ def test_a_dropped_barrier_is_a_race_there_too(selection: Selection, built: list
     """The contraction without its mainloop barrier: the static proof fails where the emulator reports a race."""
     cell = built[2]
     ptx = _texts(selection, cell)[1]
-    (line, _), *_ = mutate.statements(ptx, ("bar.sync",))
-    found = second_opinion.ask(cell.plan.launches[1], mutate.without(ptx, line))
+    barrier = next(mutant for mutant in mutants.drops(ptx) if mutant.statement.startswith("bar.sync"))
+    found = second_opinion.ask(cell.plan.launches[1], mutants.broken(ptx, barrier))
     assert found.result != "race_free"

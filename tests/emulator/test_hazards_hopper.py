@@ -103,6 +103,13 @@ def test_each_planted_hazard_is_found(name):
     assert all(f.cure and f.message for f in result.findings)
 
 
+def test_a_run_says_whether_it_reached_its_end():
+    """A race is collected and the run goes on; a deadlock stops it."""
+    for name, complete in (("no proxy fence", True), ("no arrival on empty", False)):
+        (old, new), _ = HAZARDS[name]
+        assert stream("race", lambda text, old=old, new=new: text.replace(old, new))[0].complete is complete
+
+
 @pytest.mark.parametrize("name", ["no full wait", "early reuse of the source", "init without barrier"])
 def test_late_landing_shows_missing_waits_in_the_numbers(name):
     """In warp-serial order what lands late is missed: the output is wrong or the run faults, for some seed."""
