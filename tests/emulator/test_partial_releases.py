@@ -37,7 +37,7 @@ def handed_on(first: str, then: str, count: int = 1):
         (READ + EVERY, WRITE, 32),
         (SAME + EVERY, WRITE, 32),
         ("@%p3 " + WRITE + ELECTED, SAME, 1),
-        (MATRIX + ELECTED, WRITE, 1),
+        ("st.shared.b32 [%r3+2048], %r0;" + MATRIX + ELECTED, WRITE, 1),
     ],
 )
 def test_what_is_released_in_order_is_clean(first, then, count):
