@@ -175,15 +175,17 @@ def run_task(task: Task) -> int:
 def _measure_parameters(store: Store, task: Task) -> None:
     """What float32 parameters cost the task's calls in accuracy, where the store does not know; no emulated run."""
     family = task.parts[0].built.family
-    missing = [cell for cell in task.calls if store.record(PARAMETERS, _parameters_key(cell, task.seed)) is None]
+    missing = [
+        cell for cell in task.calls if store.record(PARAMETERS, _parameters_key(family, cell, task.seed)) is None
+    ]
     if missing:
         figures = parameters.measure(missing, discover()[family].expectation, task.seed)
         for cell, body in zip(missing, figures, strict=True):
-            store.put_record(PARAMETERS, _parameters_key(cell, task.seed), body)
+            store.put_record(PARAMETERS, _parameters_key(family, cell, task.seed), body)
 
 
-def _parameters_key(cell: Cell, seed: int) -> str:
-    return digest([parameters.call_of(cell).key, seed, parameters.method()])
+def _parameters_key(family: str, cell: Cell, seed: int) -> str:
+    return digest([parameters.call_of(cell).key, seed, parameters.method(discover()[family].folder / "model.py")])
 
 
 def _texts(store: Store, built: BuiltCell) -> tuple[str, ...]:
@@ -194,7 +196,7 @@ def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
     """A cell's runs joined with its own hashes and facts. Raises NotProved where a run is missing."""
     bodies = [store.record(KIND, part.key) for part in parts(store, built, reroll)]
     known = [body for body in bodies if body is not None]
-    float32_parameters = store.record(PARAMETERS, _parameters_key(built.cell, seed_of(built, reroll)))
+    float32_parameters = store.record(PARAMETERS, _parameters_key(built.family, built.cell, seed_of(built, reroll)))
     if len(known) < len(bodies) or float32_parameters is None:
         raise NotProved(f"{built.cell}: not proved from the present bytes; run `kf validate`")
     kernels = [launch.kernel for launch in built.plan.launches]
