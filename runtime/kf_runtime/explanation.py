@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kf_runtime import dispatch
@@ -44,13 +44,14 @@ class Status:
 def explain(op_name: str, *args: Any, **kwargs: Any) -> Route:
     """The Route that ``op_name(*args, **kwargs)`` would take; runs and loads nothing.
 
-    ``str(route)`` prints the reason and, where there is one, the nearest admitted cell.
+    ``str(route)`` is the reason with the nearest admitted cell, where there is one; then, on a line of its own, the
+    gates that the call passed and the one that decided.
     Raises ArgumentError for an op that is not ours, and for arguments that the op itself refuses.
     """
     explainer = _explainers().get(op_name)
     if explainer is None:
         raise ArgumentError("op_name", expected=f"one of {', '.join(sorted(_explainers()))}", found=repr(op_name))
-    return explainer(*args, **kwargs)
+    return replace(explainer(*args, **kwargs), explained=True)
 
 
 def status() -> Status:

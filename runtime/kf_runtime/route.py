@@ -7,9 +7,10 @@ answer always carries the reason. ``enforce`` turns an answer into an error unde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kf_runtime import gates
 from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.errors import DriverTooOld, NotAdmitted, Unavailable
@@ -37,15 +38,21 @@ class Reason:
         return f"{self.code}: {self.text}{near}"
 
 
+def _told(text: str, explained: bool, code: str | None) -> str:
+    """A route's text; of one that ``explain`` gave it goes on with the gates."""
+    return f"{text}\n  {gates.walk(code)}" if explained else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generic:
     """The plain-torch path, with the reason."""
 
     reason: Reason
     error: Unavailable | None = None
+    explained: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"generic path ({self.reason})"
+        return _told(f"generic path ({self.reason})", self.explained, self.reason.code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +62,13 @@ class UseCubin:
     entry: Entry
     plan: Plan
     cell: Cell
+    explained: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         proofs = ", ".join(f"{p.product} ({p.level})" for p in self.entry.products)
         hashes = ", ".join(dict.fromkeys(launch.cubin[:12] for launch in self.plan.launches))
-        return f"cubin path ({self.cell}: {len(self.plan.launches)} launches, cubins {hashes}, proved on {proofs})"
+        text = f"cubin path ({self.cell}: {len(self.plan.launches)} launches, cubins {hashes}, proved on {proofs})"
+        return _told(text, self.explained, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +78,11 @@ class UseJit:
     family: str
     cell: Cell
     buffers: tuple[Buffer, ...]
+    explained: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"JIT path ({self.cell}: family {self.family}, compiled on this machine, not proved)"
+        text = f"JIT path ({self.cell}: family {self.family}, compiled on this machine, not proved)"
+        return _told(text, self.explained, None)
 
 
 Route = UseCubin | UseJit | Generic

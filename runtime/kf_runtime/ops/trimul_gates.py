@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from kf_runtime import dispatch
+from kf_runtime.gates import GATES, gate_of
 from kf_runtime.ops import trimul_kf
 from kf_runtime.ops.triangle_multiplicative_update import arguments
 from kf_runtime.ops.trimul_arguments import check
 from kf_runtime.route import Generic, Route, UseCubin
-
-#: Gates in the order in which a call meets them, and the reason codes that each one gives.
-GATES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("mode", ("off",)),
-    ("dtype", ("dtype",)),
-    ("precision", ("precision",)),
-    ("grad", ("grad",)),
-    ("tracing", ("tracing",)),
-    ("device", ("cpu", "device")),
-    ("driver", ("driver_unavailable", "driver_too_old", "driver_error")),
-    ("manifest", ("manifest",)),
-    ("product", ("sm", "product")),
-    ("parameters", ("weights", "biases", "eps", "autocast", "operands")),
-    ("shape", ("empty", "cell", "shape")),
-    ("accuracy", ("parameter_dtype",)),
-    ("strides", ("strides",)),
-    ("alignment", ("alignment",)),
-    ("grid barrier", ("grid_barrier",)),
-    ("cubins", ("cubin_missing", "cubin_corrupt", "kernel_not_loaded")),
-    ("capture", ("capturing",)),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +40,7 @@ def explain_gates(*args: Any, **kwargs: Any) -> Explanation:
     check(call)
     route = trimul_kf.explain(*args, **kwargs)
     current = dispatch.current()
-    gate: str | None = None
-    if isinstance(route, Generic):
-        gate = next((name for name, codes in GATES if route.reason.code in codes), route.reason.code)
+    gate = gate_of(route.reason.code) if isinstance(route, Generic) else None
     pair = call.x.numel() // max(1, call.C)
     return Explanation(route=route, gate=gate, budget=_budget(call), memory=_memory(route, pair * 2 * call.D, current))
 

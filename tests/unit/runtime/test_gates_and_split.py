@@ -141,3 +141,19 @@ def test_parameters_that_change_under_the_caller(fake: FakeDriver, install: Inst
         frozen["x"].fill_(6.0)
         seen.append(float(update(**frozen, precision="bfloat16").flatten()[0]))
     assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] and kf_runtime.status().hits == 6
+
+
+@pytest.mark.parametrize("gate", list(GATES))
+@torch.no_grad()
+def test_explain_prints_the_gates(fake: FakeDriver, install: Install, wheel: Path, gate: str) -> None:
+    """The first line is the reason; the second names the gates before the deciding one, and that one."""
+    install(wheel)
+    tensors = {**operands(trimul_cell()), **GATES[gate]}
+    if gate == "dtype":
+        tensors = {n: v.float() if isinstance(v, torch.Tensor) else v for n, v in tensors.items()}
+    route = kf_runtime.explain("triangle_multiplicative_update", **tensors)
+    reason, walked = str(route).splitlines()
+    assert reason.startswith("generic path (") and walked.endswith(f"; decided by: {gate}")
+    assert gate not in walked.split(";")[0] and walked.split(";")[0].startswith("  passed: mode")
+    admitted = kf_runtime.explain("triangle_multiplicative_update", **operands(trimul_cell()))
+    assert str(admitted).splitlines()[1].endswith("cubins, capture")
