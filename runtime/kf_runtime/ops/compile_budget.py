@@ -107,6 +107,12 @@ def admitted(device: str, C: int, D: int, kind: str) -> tuple[tuple[int, int], .
 
 
 @_constant
+def exporting() -> bool:
+    """Whether torch.export traces. Asked outside of the trace: in one, Dynamo of torch 2.11 always says yes."""
+    return torch.compiler.is_exporting()
+
+
+@_constant
 def jit_wanted() -> bool:
     """Whether JIT forms answer eager calls here: no graph holds a kernel then. While tracing only."""
     return dispatch.current().forms.wanted

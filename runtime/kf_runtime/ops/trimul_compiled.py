@@ -7,10 +7,11 @@ Nothing of ours is guarded but the pair's shape against the budget's slots.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guarding_hint_or_throw as known
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from kf_runtime.ops import compile_budget
@@ -18,6 +19,9 @@ from kf_runtime.ops.operators import OPERATOR, operands
 from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments
 from kf_runtime.ops.trimul_hot import BIASES, EPS, WEIGHTS
 from kf_runtime.ops.trimul_kf import FLOAT32_PRODUCTS, param_dtype
+
+#: The value of a size that has one, though Dynamo may hold it as a symbol. torch 2.11 calls it size_hint.
+known: Any = getattr(symbolic_shapes, "guarding_hint_or_throw", getattr(symbolic_shapes, "size_hint", None))
 
 
 def compiled(call: Arguments) -> Tensor | None:
@@ -35,7 +39,7 @@ def compiled(call: Arguments) -> Tensor | None:
 
 def _declined(call: Arguments) -> str | None:
     """Why no shape of this call could run a kernel; the codes are those of eager calls."""
-    if torch.compiler.is_exporting():
+    if compile_budget.exporting():
         return "export"
     if torch.is_grad_enabled() and _any_grad(call):
         return "grad"

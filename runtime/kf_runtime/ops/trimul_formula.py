@@ -18,6 +18,8 @@ from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments
 
 #: Largest magnitude that a float16 contraction may reach; the format ends at 65504.
 HALF_RANGE: Final = 32768.0
+#: Kinds of devices that have autocast, asked once: Dynamo of torch 2.11 cannot trace the question.
+AUTOCAST_DEVICES: Final = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu", "mtia")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ def formula(call: Arguments) -> Tensor:
 
 def autocast_on(device_type: str) -> bool:
     """Whether autocast is on for this kind of device; False for kinds that have none (meta)."""
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return device_type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type)
 
 
 def _formula(call: Arguments, kind: Numerics) -> Tensor:

@@ -34,7 +34,7 @@ def test_import_needs_no_driver_and_no_home() -> None:
         "import warnings; warnings.simplefilter('ignore')\n"
         "import kf_runtime, torch\n"
         "for name in kf_runtime.__all__: getattr(kf_runtime, name)\n"
-        "print('libcuda' in open('/proc/self/maps').read(), kf_runtime.status().mode)"
+        "print('libcuda.so' in open('/proc/self/maps').read(), kf_runtime.status().mode)"
     )
     assert python(code, HOME="/nonexistent", CUEQ_TRIMUL_KF_CAMPAIGN="off") == "False off"
     assert python(code, HOME="/nonexistent", CUEQ_TRIMUL_KF_CAMPAIGN="odd") == "False auto"
