@@ -19,6 +19,7 @@ from rich.table import Table
 from kernel_factory import (
     cli_run,
     compile,
+    executors,
     package,
     pipeline,
     report,
@@ -32,7 +33,7 @@ from kernel_factory.store import write_atomically
 from kernel_factory.workspace import find
 
 console = Console(width=None if Console().is_terminal else 180)
-_CLEAR = (*pipeline.CLEAR, package.PackageError, validate_stage.NotProved)
+_CLEAR = (*pipeline.CLEAR, executors.ExecutorError, package.PackageError, validate_stage.NotProved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,13 @@ def cells(options: Options) -> None:
     click.echo(json.dumps(rows) if options.as_json else "\n".join(f"{r['family']}  {r['cell']}" for r in rows))
 
 
+_executor = click.option("--executor", "where", default=executors.LOCAL, help=f"{executors.FORM} instead of -j.")
+
+
 @main.command()
+@_executor
 @_stage
-def build(options: Options) -> None:
+def build(options: Options, where: str) -> None:
     """Compile every kernel of the cells and capture every launch."""
     selection = options.selection
     specs = selection.specs()
@@ -115,7 +120,7 @@ def build(options: Options) -> None:
             fresh.append(new)
             step()
 
-        with ThreadPoolExecutor(options.jobs) as pool:
+        with executors.choose(where, ThreadPoolExecutor(options.jobs), selection.workspace.store_root) as pool:
             pipeline.build(selection, pool, compiled, captured)
     data = {"cells": len(selection.rows), "kernels": len(specs), "compiled": sum(fresh)}
     options.say(data, "{cells} cells from {kernels} kernels; {compiled} compiled now")
@@ -125,8 +130,9 @@ def build(options: Options) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, help="Re-roll inputs and schedules; 0 is the recorded run.")
 @click.option("--mutate", is_flag=True, help="Break the kernels on purpose instead, and see whether it is noticed.")
 @click.option("--second-opinion", is_flag=True, help="Ask sentryward, a static verifier, instead.")
+@_executor
 @_stage
-def validate(options: Options, seed: int, mutate: bool, second_opinion: bool) -> None:
+def validate(options: Options, seed: int, mutate: bool, second_opinion: bool, where: str) -> None:
     """Prove every cell on the emulator."""
     selection = options.selection
     if second_opinion:
@@ -138,7 +144,8 @@ def validate(options: Options, seed: int, mutate: bool, second_opinion: bool) ->
     ran: list[int] = []
     runs: list[int] = []
     tasks = pipeline.proof_tasks(selection, seed)
-    with _bar("prove", len(tasks)) as step, ProcessPoolExecutor(options.jobs) as pool:
+    pool = executors.choose(where, ProcessPoolExecutor(options.jobs), selection.workspace.store_root)
+    with _bar("prove", len(tasks)) as step, pool:
 
         def proved(task: Any, fresh: int) -> None:
             ran.append(fresh)

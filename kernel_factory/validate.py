@@ -53,6 +53,11 @@ class Task:
     calls: tuple[Cell, ...]
     seed: int
 
+    @property
+    def key(self) -> str:
+        """What an error calls the task: the first of its cells."""
+        return str(self.parts[0].built.cell)
+
 
 def is_chained(built: BuiltCell) -> bool:
     """Whether a cell is small enough to run whole."""

@@ -45,7 +45,9 @@ def find() -> Workspace:
     root = Path(__file__).resolve().parent.parent
     return Workspace(
         root=root,
-        store_root=Path(os.environ.get("KF_STORE") or root / ".store"),
+        store_root=Path(
+            os.environ.get("KF_STORE") or root / ".store"
+        ).absolute(),  # workers get it, whose folder differs
         allowlists=Path(os.environ.get("KF_ALLOWLISTS") or root / "allowlists"),
         data=Path(os.environ.get("KF_DATA") or root / "runtime" / "kf_runtime" / "data"),
         lock=root / "cubins" / "cubins.lock",
