@@ -16,7 +16,7 @@ from kf_runtime.manifest import CubinRecord, KernelFacts, Manifest, Proof
 
 from kernel_factory.allowlist import Row
 from kernel_factory.built import BuiltCell
-from kernel_factory.store import Store, write_atomically
+from kernel_factory.store import UNFINISHED, Store, write_atomically
 
 GENERATOR = "kernel-factory 0.1.0"
 REQUIRED_DRIVER = 13000  # cubins come from CUDA 13 tools: any driver of that major version loads them
@@ -63,7 +63,7 @@ def build_manifest(store: Store, admitted: list[tuple[BuiltCell, Row]]) -> Manif
 
 
 def write(store: Store, data: Path, manifest: Manifest) -> Packaged:
-    """Put cubins, manifest and sidecar into ``data``; drop cubins that the manifest does not name."""
+    """Put cubins, manifest and sidecar into ``data``; drop cubins that it does not name, and a killed run's files."""
     for record in manifest.cubins.values():
         path = data / record.file
         blob = store.blob(record.sha256)
@@ -74,7 +74,7 @@ def write(store: Store, data: Path, manifest: Manifest) -> Packaged:
     write_atomically(data / manifests.FILE, text)
     write_atomically(data / manifests.SIDECAR, manifests.sidecar(text))
     named = {record.file for record in manifest.cubins.values()}
-    for path in (data / "cubins").glob("*"):
+    for path in (*(data / "cubins").glob("*"), *data.glob(f"{UNFINISHED}*")):
         if f"cubins/{path.name}" not in named:
             path.unlink()
     return Packaged(

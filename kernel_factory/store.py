@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from filelock import FileLock
+
+UNFINISHED: Final = ".tmp-"  # how the name of a file begins until it is renamed into place
 
 
 class StoreError(Exception):
@@ -43,7 +45,7 @@ def digest(value: Any) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside ``path`` and rename: a reader sees the old bytes or the new ones, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -108,7 +108,7 @@ def test_killed_workers_lose_nothing(cluster: distributed.LocalCluster, tmp_path
         _kill_one_at_work(cluster, lambda worker: bool(worker.children()))  # its compiler is running
         answer = _answer(build)
     assert answer["cells"] == 2
-    assert answer["compiled"] <= answer["kernels"] == len(artifacts.seen) == 5
+    assert answer["compiled"] <= answer["kernels"] == len(artifacts.seen) == 4
     assert {len(inodes) for inodes in artifacts.seen.values()} == {1}
 
     with Writes(tmp_path, "proof") as proofs:
