@@ -15,13 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from kernel_factory import toolchain
-from kernel_factory.store import digest, sha256, write_atomically
+from kernel_factory.store import write_atomically
 
 LOCAL: Final = "local"
 FORM: Final = "dask://HOST:PORT"
@@ -74,13 +73,8 @@ class Shared:
             raise ExecutorError(f"{place}: expected one thread; found {threads}; start it with `--nthreads 1`")
 
 
-@lru_cache
 def _sources() -> str:
-    """Computed once a process: a worker that imported older sources keeps their digest."""
-    folder = Path(__file__).parent
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".c", ".toml")]
-    names = [[path.relative_to(folder).as_posix(), sha256(path.read_bytes())] for path in files]
-    return digest([names, toolchain.require()])
+    return f"{toolchain.sources()} {toolchain.require()}"
 
 
 def _on_worker(shared: Shared, function: Callable[..., Any], *args: Any) -> Any:

@@ -87,14 +87,17 @@ def select(
     kept = tuple(
         (family, cell)
         for family, cell in rows
-        if (not families or family.name in families)
-        and (not sms or cell.sm in sms)
-        and (not patterns or any(fnmatch(cell.key, f"*{pattern}*") for pattern in patterns))
+        if (not families or family.name in families) and (not sms or cell.sm in sms) and matches(cell, patterns)
     )
     kept = _one_family_each(kept)
     if not kept:
         raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
     return Selection(workspace=workspace, rows=kept)
+
+
+def matches(cell: Cell, patterns: tuple[str, ...]) -> bool:
+    """Whether a cell's key holds one of these texts or globs; any does where there are none."""
+    return not patterns or any(fnmatch(cell.key, f"*{pattern}*") for pattern in patterns)
 
 
 def _one_family_each(rows: tuple[tuple[Family, Cell], ...]) -> tuple[tuple[Family, Cell], ...]:
@@ -141,7 +144,7 @@ def _artifact(workspace: Workspace, family: Family, step: Step, cell: Cell) -> A
     return Artifact.from_json(body)
 
 
-def _identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[Artifact, ...], str]:
+def identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[Artifact, ...], str]:
     """A cell's artifacts, and the name of its record: cell, bytes, buffers, and the way launches are captured."""
     plan = family.plan(cell)
     artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
@@ -150,7 +153,7 @@ def _identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[A
 
 
 def _read_built(workspace: Workspace, family: Family, cell: Cell) -> BuiltCell:
-    _, key = _identity(workspace, family, cell)
+    _, key = identity(workspace, family, cell)
     body = workspace.store.record("built", key)
     if body is None:
         raise NotBuilt(f"{cell}: its launches are not captured; run `kf build`")
@@ -158,7 +161,7 @@ def _read_built(workspace: Workspace, family: Family, cell: Cell) -> BuiltCell:
 
 
 def _capture_cell(workspace: Workspace, family: Family, cell: Cell, captured: Progress) -> BuiltCell:
-    artifacts, key = _identity(workspace, family, cell)
+    artifacts, key = identity(workspace, family, cell)
     body = workspace.store.record("built", key)
     if body is None:
         body = _captured(workspace, family, cell, artifacts).to_json()
@@ -375,18 +378,19 @@ def take_in(workspace: Workspace, files: Iterable[Path]) -> list[Evidence]:
 def pack(selection: Selection) -> package.Packaged:
     """Put the admitted ones of the selected cells into the wheel's data folder."""
     workspace = selection.workspace
-    admitted = _admitted(selection)
-    if not admitted:
+    found = admitted(selection)
+    if not found:
         raise SelectionError("none of the selected cells is admitted; run `kf admit`")
-    return package.write(workspace.store, workspace.data, package.build_manifest(workspace.store, admitted))
+    return package.write(workspace.store, workspace.data, package.build_manifest(workspace.store, found))
 
 
 def lock_bytes(selection: Selection) -> bytes:
     """The bytes of cubins.lock for the admitted ones of the selected cells."""
-    return package.lock(_admitted(selection), selection.workspace.store)
+    return package.lock(admitted(selection), selection.workspace.store)
 
 
-def _admitted(selection: Selection) -> list[tuple[BuiltCell, Row]]:
+def admitted(selection: Selection) -> list[tuple[BuiltCell, Row]]:
+    """The selected cells that an allow-list admits, with their rows. Raises NotBuilt."""
     workspace = selection.workspace
     rows: dict[Cell, Row] = {}
     for op, sm in sorted({(cell.op, cell.sm) for _, cell in selection.rows}):

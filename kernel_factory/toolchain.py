@@ -1,10 +1,15 @@
-"""Toolchain: the versions that decide a cubin's bytes, and the names of the SMs."""
+"""Toolchain: the versions and sources that decide a cubin's bytes, and the names of the SMs."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
+
+from kf_runtime import cell
 
 DSL_VERSION: Final = "4.7.0"
 TVM_FFI_VERSION: Final = "0.1.14.post0"
@@ -34,6 +39,18 @@ def require() -> str:
             f"run `pip install 'nvidia-cutlass-dsl[cu13]=={DSL_VERSION}'`"
         )
     return f"nvidia-cutlass-dsl {found} ({version('nvidia-cutlass-dsl-libs-cu13')} cu13)"
+
+
+@lru_cache
+def sources() -> str:
+    """sha256 of the factory's and the runtime's sources, computed once: a process that imported older ones says so."""
+    found = hashlib.sha256()
+    for folder in (Path(__file__).parent, Path(cell.__file__).parent):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".c", ".toml"):
+                found.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
+                found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def ptx_tools(ptx: str) -> str:

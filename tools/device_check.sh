@@ -8,6 +8,6 @@ shift
 site=${KF_WHEEL_SITE:-build/wheel-site}
 python=${PYTHON:-python3}
 if [ ! -d "$site" ]; then
-    "$python" -m pip install -q --no-index --no-deps --target "$site" build/wheel/kf_runtime-*.whl
+    "$python" -m pip install -q --no-index --no-deps --target "$site" "${KF_WHEEL:-build/wheel}"/kf_runtime-*.whl
 fi
 PYTHONUNBUFFERED=1 PYTHONPATH="$site" exec "$python" tools/device_check.py --out "$out" "$@"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import Small
 
@@ -56,6 +57,17 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's contents, as pip lays them out."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clean_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with torch and a wheel of ours. Who uses it installs the wheel that it means over that."""
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    version = f"torch=={torch.__version__.split('+')[0]}"
+    command = [folder / "bin" / "python", "-I", "-m", "pip", "install", "-q", version, wheel]
     subprocess.run(command, check=True, capture_output=True)
     return folder
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 CODE = """
 import importlib.util, json
@@ -38,13 +36,12 @@ print(json.dumps(dict(
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheel: Path, clean_environment: Path) -> Path:
     """The interpreter of a virtual environment that holds torch and the wheel, and what those require."""
-    folder = tmp_path_factory.mktemp("clean")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", f"torch=={torch.__version__.split('+')[0]}", wheel]
+    python = clean_environment / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", wheel]
     subprocess.run(pip, check=True, capture_output=True, env=_bare())
-    return folder / "bin" / "python"
+    return python
 
 
 def _bare() -> dict[str, str]:
