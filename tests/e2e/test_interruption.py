@@ -22,7 +22,7 @@ import pytest
 from kf_runtime import manifest as manifests
 from kf_runtime.errors import ManifestError
 
-from kernel_factory.store import Store, sha256
+from kernel_factory.store import UNFINISHED, Store, sha256
 from tests.e2e.conftest import ROOT
 
 LONG = bool(os.environ.get("KF_LONG"))
@@ -170,26 +170,34 @@ def _assert_nothing_half_written(checkout: Checkout, allowed: list[bytes]) -> No
         assert sha256((checkout.data / record.file).read_bytes()) == record.sha256
 
 
+def _killed(reference: Reference, stage: str, folder: Path, draw: random.Random, aimed: bool) -> Checkout:
+    """A checkout whose stage was killed at a random moment; where the stage was faster, another moment is drawn."""
+    for attempt in range(10):
+        checkout = reference.before(stage, folder / str(attempt))
+        process = checkout.start(stage)
+        if aimed:
+            _wait_for_write(draw, process, checkout, WRITES[stage])
+        else:
+            _wait(draw, process, checkout, reference.seconds[stage])
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.wait() == -signal.SIGKILL:
+            return checkout
+    raise AssertionError(f"{stage}: expected to be running at one of ten moments; it had ended each time")
+
+
 @pytest.mark.parametrize("trial", range(50 if LONG else 6))
 def test_killed_stage_is_completed_by_the_next(
     reference: Reference, tmp_path: Path, trial: int, record_property: Callable[[str, object], None]
 ) -> None:
     """SIGKILL to the stage and all its children: nothing is half-written; the next run ends with the same bytes."""
-    stage, draw = STAGES[trial % len(STAGES)], random.Random(trial)
-    checkout = reference.before(stage, tmp_path)
-    older = (checkout.data / manifests.FILE).read_bytes()
-    process = checkout.start(stage)
-    if trial % 2:
-        _wait_for_write(draw, process, checkout, WRITES[stage])
-    else:
-        _wait(draw, process, checkout, reference.seconds[stage])
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    killed = process.wait() == -signal.SIGKILL
-    left = checkout.records(stage) if stage != "package" else checkout.packaged()
-    record_property("outcome", f"{stage}, {'killed' if killed else 'had ended'}, {len(left)} files left")
+    stage = STAGES[trial % len(STAGES)]
+    checkout = _killed(reference, stage, tmp_path, random.Random(trial), aimed=trial % 2 == 1)
+    unfinished = [name for _, _, names in os.walk(checkout.folder) for name in names if name.startswith(UNFINISHED)]
+    record_property("left", f"{stage}: {len(checkout.records(stage))} records, {len(unfinished)} unfinished files")
 
     whole = reference.checkout.packaged()
+    older = (reference.checkout.folder / "older" / manifests.FILE).read_bytes()
     _assert_nothing_half_written(checkout, [older, whole[manifests.FILE]])
     checkout.run(stage)
     assert checkout.records(stage) == reference.checkout.records(stage)
