@@ -177,6 +177,11 @@ def run_task(task: Task) -> int:
         return len(missing)
 
 
+def _legible(figures: dict[str, float]) -> dict[str, float]:
+    """Six digits: the last ones of a float64 sum depend on CPU and thread count, and tell nothing."""
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
 def _measure_parameters(store: Store, task: Task) -> None:
     """What float32 parameters cost the task's calls in accuracy, where the store does not know; no emulated run."""
     family = task.parts[0].built.family
@@ -225,7 +230,7 @@ def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
         seed=seed_of(built, reroll),
         coverage="chained" if is_chained(built) else "per-launch",
         launches=launches,
-        numerics=proof["numerics"],
+        numerics={name: _legible(figures) for name, figures in proof["numerics"].items()},
         findings=proof["findings"],
         float32_parameters=float32_parameters,
     )
