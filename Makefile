@@ -55,6 +55,7 @@ report: setup
 bench: setup
 	$(BIN)/python tools/bench/run.py
 	$(BIN)/python tools/bench/emulator_speed.py
+	$(BIN)/python tools/bench/pytorch.py
 
 # One SM at a time, for CI (docs/ci.md). CELLS narrows every target to the cells whose keys hold that text.
 SMS ?= sm_80 sm_89 sm_90a sm_100a sm_103a sm_120a
