@@ -30,7 +30,8 @@ from kernel_factory.workspace import Workspace
 
 STATEMENT: Final = "provenance.json"
 BUILT: Final = "built"
-_NAME: Final = re.compile(rf"blobs/[0-9a-f]{{64}}|records/({compile.KIND}|{BUILT}|{validate.KIND})/[0-9a-f]{{64}}")
+_KINDS: Final = "|".join((compile.KIND, BUILT, validate.KIND, validate.PARAMETERS))
+_NAME: Final = re.compile(rf"blobs/[0-9a-f]{{64}}|records/({_KINDS})/[0-9a-f]{{64}}")
 
 
 class BundleError(Exception):
@@ -86,8 +87,8 @@ def make(selection: Selection, sm: str, origin: Origin) -> Bundle:
         for artifact in found:
             artifacts[compile.record_key(families[built.cell], artifact.spec, sm)] = artifact
         validate.evidence_of(store, built)
-        for part in validate.parts(store, built):
-            files[f"records/{validate.KIND}/{part.key}"] = canonical(store.record(validate.KIND, part.key))
+        for kind, name in validate.records_of(store, built):
+            files[f"records/{kind}/{name}"] = canonical(store.record(kind, name))
     if not artifacts:
         raise BundleError(f"{sm}: none of the selected cells is admitted; run `kf admit`")
     for key, artifact in artifacts.items():

@@ -202,11 +202,16 @@ def _texts(store: Store, built: BuiltCell) -> tuple[str, ...]:
     return tuple(store.blob(artifact.ptx).decode() for artifact in built.artifacts)
 
 
+def records_of(store: Store, built: BuiltCell, reroll: int = 0) -> list[tuple[str, str]]:
+    """Kind and key of the records that a cell's evidence is made of: its runs, then what float32 parameters cost."""
+    runs = [(KIND, part.key) for part in parts(store, built, reroll)]
+    return [*runs, (PARAMETERS, _parameters_key(built.family, built.cell, seed_of(built, reroll)))]
+
+
 def evidence_of(store: Store, built: BuiltCell, reroll: int = 0) -> Evidence:
     """A cell's runs joined with its own hashes and facts. Raises NotProved where a run is missing."""
-    bodies = [store.record(KIND, part.key) for part in parts(store, built, reroll)]
+    *bodies, float32_parameters = (store.record(*name) for name in records_of(store, built, reroll))
     known = [body for body in bodies if body is not None]
-    float32_parameters = store.record(PARAMETERS, _parameters_key(built.family, built.cell, seed_of(built, reroll)))
     if len(known) < len(bodies) or float32_parameters is None:
         raise NotProved(f"{built.cell}: not proved from the present bytes; run `kf validate`")
     kernels = [launch.kernel for launch in built.plan.launches]

@@ -27,7 +27,7 @@ from tests.e2e.conftest import ROOT
 
 LONG = bool(os.environ.get("KF_LONG"))
 STAGES = ("build", "validate", "package")
-MADE_BY = {"build": ("artifact", "built"), "validate": ("proof",), "package": ()}  # record kinds
+MADE_BY = {"build": ("artifact", "built"), "validate": ("proof", "float32-parameters"), "package": ()}  # record kinds
 WRITES = {"build": 20, "validate": 4, "package": 3}  # about as many files as each makes, locks among them
 CELLS = "/B1.N64.C64.D64/outgoing/*mask/"  # two cells, four kernels
 ONE = "/B1.N64.C64.D64/outgoing/nomask/"
@@ -155,7 +155,7 @@ def _wait_for_write(draw: random.Random, process: subprocess.Popen[str], checkou
 def _assert_nothing_half_written(checkout: Checkout, allowed: list[bytes]) -> None:
     """Records are whole and so are the blobs they name; what a runtime would load is one of the whole packages."""
     store = Store(root=checkout.store)
-    for kind in ("artifact", "built", "proof"):
+    for kind in ("artifact", "built", "proof", "float32-parameters"):
         for path in (checkout.store / "records" / kind).glob("*.json"):
             body = store.record(kind, path.stem)
             assert body is not None
