@@ -67,7 +67,7 @@ ALL_SMS = $(SMS:%=--sm %) $(CELL_OPTION)
 sm-build: setup
 	$(KF) build $(ONE_SM) -j $(JOBS)
 
-# Judged in a copy: the last digits of a proof's figures vary with CPU and thread count, so its digest is no test.
+# Judged in a copy: a proof's figures may differ with CPU and thread count, so the committed digest is no test of it.
 sm-prove: JUDGED = $(BUILD)/judged/$(SM)
 sm-prove: setup
 	$(KF) validate $(ONE_SM) -j $(JOBS)
