@@ -27,7 +27,7 @@ class Run:
     html: Path | None
 
     def __call__(self) -> None:
-        """Run, show, and exit 1 where the cell is wrong. Raises ClickException where it cannot run."""
+        """Run, show, exit 1 where the cell is wrong or would be rejected. Raises ClickException where it cannot run."""
         try:
             cell = Cell.parse(self.key)
             launches = pipeline.try_cell(find(), self.family, cell)
@@ -40,7 +40,7 @@ class Run:
         trial_view.show(console, title, launches)
         if self.html is not None:
             trial_view.save_html(self.html, title, launches)
-        if not all(launch.right for launch in launches) or (called is not None and not called.right):
+        if not all(launch.admissible for launch in launches) or (called is not None and not called.right):
             raise SystemExit(1)
 
     def _hint(self, error: Exception) -> str:
@@ -63,7 +63,7 @@ def _told(called: jit_trial.JitTrial) -> Text:
 @click.option("--watch", is_flag=True, help="Run again whenever a file of the family is saved; Ctrl-C ends it.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
 def run_command(family: str, key: str, jit: bool, watch: bool, html: Path | None) -> None:
-    """Run one cell on the emulator and show what it did; exit 1 where it is wrong."""
+    """Run one cell on the emulator and show what it did; exit 1 where it is wrong or the policy would reject it."""
     run = Run(family=family, key=key, jit=jit, html=html)
     if watch:
         watching.watch(find().families / family, run)

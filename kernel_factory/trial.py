@@ -75,8 +75,13 @@ class LaunchTrial:
 
     @property
     def right(self) -> bool:
-        """Accurate, no finding in any mode, nothing that the policy bars."""
-        return self.accurate and not self.complaints and not any(self.findings.values())
+        """Accurate, and no finding in any mode."""
+        return self.accurate and not any(self.findings.values())
+
+    @property
+    def admissible(self) -> bool:
+        """Right, and nothing of it that the policy bars."""
+        return self.right and not self.complaints
 
 
 def run(bench: Bench, ptx: tuple[str, ...], bars: Bars) -> list[LaunchTrial]:

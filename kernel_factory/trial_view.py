@@ -33,8 +33,16 @@ def show(console: Console, title: str, launches: list[LaunchTrial]) -> None:
     console.print(Text(title, style="bold"))
     for launch in launches:
         _show_launch(console, launch)
-    verdict = Text("right", "bold green") if all(launch.right for launch in launches) else Text("WRONG", "bold red")
-    console.print(verdict)
+    console.print(verdict(launches))
+
+
+def verdict(launches: list[LaunchTrial]) -> Text:
+    """The last line: right, right but not admissible, or wrong."""
+    if not all(launch.right for launch in launches):
+        return Text("WRONG", "bold red")
+    if not all(launch.admissible for launch in launches):
+        return Text("right, and the policy would reject it", "bold yellow")
+    return Text("right", "bold green")
 
 
 def save_html(path: Path, title: str, launches: list[LaunchTrial]) -> None:
@@ -45,7 +53,7 @@ def save_html(path: Path, title: str, launches: list[LaunchTrial]) -> None:
 
 
 def _show_launch(console: Console, launch: LaunchTrial) -> None:
-    style = "green" if launch.right else "red"
+    style = "green" if launch.admissible else "yellow" if launch.right else "red"
     console.print(Panel(f"{launch.kernel}: {launch.fraction:.0%} of its blocks ran", style=style, expand=False))
     for mode, figures in launch.figures.items():
         norm, row = figures["model_norm"], figures["model_worst_row"]

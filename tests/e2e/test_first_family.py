@@ -75,7 +75,11 @@ MISTAKES = {
         "cp_async_wait_group(1)",
         ("async-in-flight at kernel.py:", "cute.arch.cp_async_wait_group(0)"),
     ),
-    "no swizzle": ("return chunk ^ ((row & 1) << 2)", "return chunk", ("bank conflicts", "kernel.py:", "swizzle")),
+    "no swizzle": (
+        "return chunk ^ ((row & 1) << 2)",
+        "return chunk",
+        ("bank conflicts", "kernel.py:", "swizzle", "right, and the policy would reject it"),
+    ),
     "another swizzle where it is read": (
         "at = self.bank(4 * t + q, row)",
         "at = 4 * t + q",
