@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from .blocks import definitions_and_uses, tile_registers
@@ -180,6 +182,10 @@ class GlobalRaces:
         return out
 
 
+#: What UnsetRegisters looks for in each block of a program; a kernel runs many times.
+_READS: WeakKeyDictionary[object, dict[int, dict[int, int]]] = WeakKeyDictionary()
+
+
 class UnsetRegisters:
     """Registers read before any write, for the few that liveness cannot rule out.
 
@@ -191,7 +197,9 @@ class UnsetRegisters:
         program = machine.program
         self.M = machine
         self.unset = {n: np.ones(machine.T, bool) for n in program.maybe_unset}
-        self.reads = {b.number: self._reads(b, program.maybe_unset) for b in program.blocks}
+        if program not in _READS:
+            _READS[program] = {b.number: self._reads(b, program.maybe_unset) for b in program.blocks}
+        self.reads = _READS[program]
         self.found: dict[int, tuple[int, str, int]] = {}
         self.tiles_known: dict[tuple, np.ndarray] = {}
 

@@ -304,8 +304,10 @@ def _join(into: np.ndarray, rows: np.ndarray, clocks: np.ndarray) -> None:
     """Raise rows of ``into`` to the clocks of all that name them (``np.maximum.at``, many times as fast)."""
     if rows.size == 0:
         return
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
+    ordered = rows
+    if (rows[1:] < rows[:-1]).any():
+        order = np.argsort(rows, kind="stable")
+        ordered, clocks = rows[order], clocks[order]
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    joined = np.maximum.reduceat(clocks[order], first, axis=0)
+    joined = np.maximum.reduceat(clocks, first, axis=0)
     into[ordered[first]] = np.maximum(into[ordered[first]], joined)

@@ -23,15 +23,20 @@ class PartialReleases:
 
     def released(self, threads: np.ndarray) -> None:
         """These threads have just released (and their warps' clocks gone up): the others' accesses come after."""
-        order, threads = self.order, np.unique(threads)
+        order = self.order
         ctas, warps = order._warps(threads)
         clock = order.known[ctas, warps, order.own[ctas, warps]]
-        self.freed[threads] = order.known[self.M.cta[threads], self.M.warp[threads], order._who(threads)[2]] - 1
         lanes = (warps * self.M.cta_count + ctas)[:, None] * 32 + np.arange(32)
+        arrived = np.zeros(self.M.T, bool)
+        arrived[threads] = True
+        arrived = arrived[lanes]
+        self.freed[lanes] = np.where(arrived, (clock - 1)[:, None], self.freed[lanes])
+        if arrived.all():
+            return
         late = self.touched[lanes] >= order.synced[ctas, warps][:, None]
         late &= self.touched[lanes] > self.freed[lanes]
         for i in np.flatnonzero(late.any(axis=1)):
-            alone = int((threads >> 5 == lanes[i, 0] >> 5).sum()) == 1
+            alone = int(arrived[i].sum()) == 1
             self._postpone(int(ctas[i]), int(warps[i]), int(clock[i]), np.append(late[i], alone), lanes[i])
 
     def _postpone(self, cta: int, warp: int, clock: int, late: np.ndarray, lanes: np.ndarray) -> None:

@@ -269,7 +269,8 @@ class SharedRaces(Ordering):
         for reader in np.flatnonzero(self.has_read).tolist():
             reads = places.take(self.reads[reader])
             own = column == reader
-            if own.any():  # the writer's own warp: its other lanes
+            mine = own.any()
+            if mine:  # the writer's own warp: its other lanes
                 lanes = (reads >= (self.synced[cta, warp] << 6)[:, None]) & (reads != 0) & own[:, None]
                 if not whole_warp:
                     lanes &= (reads & 63) != (threads & 31)[:, None]
@@ -280,7 +281,8 @@ class SharedRaces(Ordering):
                 known[:, reader] if not cluster else known[np.arange(column.size), self.reader_columns[rank, reader]]
             )
             kind = "race-write-after-read" if reader < self.warp_columns else "async-read-in-flight"
-            _gather(found, kind, (reads > ((clock << 6) | 63)[:, None]) & ~own[:, None])
+            late = reads > ((clock << 6) | 63)[:, None]
+            _gather(found, kind, late & ~own[:, None] if mine else late)
         for kind, bad in found.items():
             self._report(kind, threads, places, bad, line, self.read_line)
 
