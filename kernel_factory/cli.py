@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -32,7 +31,7 @@ from kernel_factory.pipeline import Selection
 from kernel_factory.store import write_atomically
 from kernel_factory.workspace import find
 
-console = Console(width=None if Console().is_terminal else 180)
+console = cli_run.console
 _CLEAR = (*pipeline.CLEAR, executors.ExecutorError, package.PackageError, validate_stage.NotProved)
 
 

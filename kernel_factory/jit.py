@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -123,12 +122,7 @@ def _run_worker(store: Store, request: Request) -> dict[str, str]:
     """Compile and link in a fresh process; the names of cubin, PTX and library in the store."""
     with tempfile.TemporaryDirectory(prefix="kf-jit-") as folder:
         Path(folder, "request.json").write_text(json.dumps(asdict(request)))
-        environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")},
-            "CUTE_DSL_ARCH": Cell.parse(request.cell).sm,
-            "CUTE_DSL_DUMP_DIR": folder,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # the sources that the key was made of
-        }
+        environment = toolchain.compiler_environment(Cell.parse(request.cell).sm, folder)
         command = [sys.executable, "-m", "kernel_factory.jit", folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
         if done.returncode != 0:

@@ -7,13 +7,13 @@ so that the n-th statement of one text is the n-th of the other. Where they are 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from kernel_factory import toolchain
 from kernel_factory.artifact import Artifact
 from kernel_factory.family import KernelSpec
 from kernel_factory.store import Store
@@ -58,14 +58,7 @@ def _compiled(spec: KernelSpec, sm: str) -> str:
     )
     with tempfile.TemporaryDirectory(prefix="kf-lines-") as folder:
         Path(folder, "request.json").write_text(json.dumps(request.to_json()))
-        environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")},
-            "CUTE_DSL_ARCH": sm,
-            "CUTE_DSL_KEEP": "ptx,cubin",
-            "CUTE_DSL_DUMP_DIR": folder,
-            "CUTE_DSL_LINEINFO": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
+        environment = toolchain.compiler_environment(sm, folder, KEEP="ptx,cubin", LINEINFO="1")
         command = [sys.executable, "-m", "kernel_factory.compile", folder]
         subprocess.run(command, env=environment, capture_output=True, cwd=folder, check=False)
         return "".join(file.read_text() for file in Path(folder).glob("*.ptx"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import sys
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -51,6 +53,20 @@ def sources() -> str:
                 found.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
                 found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
+
+
+def compiler_environment(sm: str, folder: str, **options: str) -> dict[str, str]:
+    """The environment of a process that compiles for ``sm`` into ``folder``, from the sources that this one imports.
+
+    ``options`` are further CUTE_DSL_ variables, by the rest of their names; none of the caller's own gets through.
+    """
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")},
+        **{f"CUTE_DSL_{name}": value for name, value in options.items()},
+        "CUTE_DSL_ARCH": sm,
+        "CUTE_DSL_DUMP_DIR": folder,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
 
 
 def ptx_tools(ptx: str) -> str:

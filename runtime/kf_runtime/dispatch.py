@@ -136,8 +136,7 @@ class Dispatcher:
         """The route of a well-formed eager call of this cell on ``system``. Raises Unavailable."""
         if self.mode is campaign.Mode.OFF:
             return OFF
-        found = self.forms.decide_cell(cell) if self.forms.wanted else None
-        return found or route.decide_cell(cell, self.manifest(), system, self.mode)
+        return self.forms.decide_cell(cell) or route.decide_cell(cell, self.manifest(), system, self.mode)
 
     def register(self, form: Form) -> None:
         """Let a JIT form answer for its cells from now on; what was resolved before is resolved anew."""

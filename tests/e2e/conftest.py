@@ -84,14 +84,19 @@ def run_wheel(site: Path, small: Small) -> Run:
         environment["KF_STORE"] = str(small.selection.workspace.store_root)
         if mode is not None:
             environment["CUEQ_TRIMUL_KF_CAMPAIGN"] = mode
-        command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        answer["stderr"] = done.stderr
-        return answer
+        return answer_of(PRELUDE + textwrap.dedent(code), environment)
 
     return run
+
+
+def answer_of(code: str, environment: dict[str, str]) -> dict[str, Any]:
+    """What a process that runs ``code`` says: its last line on stdout, as JSON, and its stderr."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer["stderr"] = done.stderr
+    return answer
 
 
 @dataclass(frozen=True)

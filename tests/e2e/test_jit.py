@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 from kernel_factory import jit, jit_form
 from kernel_factory.store import Store
 from tests.conftest import Small
-from tests.e2e.conftest import PRELUDE, ROOT
+from tests.e2e.conftest import PRELUDE, ROOT, answer_of
 
 CELL = "triangle_multiplicative_update/inference/bf16.bf16/B1.N64.C64.D64/incoming/mask/nobias/sm_90a"
 Run = Callable[..., dict[str, Any]]
@@ -41,12 +41,7 @@ def run(site: Path, small: Small) -> Run:
     def go(code: str, path: tuple[Path, ...] = (), **variables: str) -> dict[str, Any]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, *path, ROOT)))}
         environment |= {"KF_STORE": str(small.selection.workspace.store_root), **variables}
-        command = [sys.executable, "-c", PRELUDE + CALL + textwrap.dedent(code)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        answer["stderr"] = done.stderr
-        return answer
+        return answer_of(PRELUDE + CALL + textwrap.dedent(code), environment)
 
     return go
 
