@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -167,8 +170,24 @@ def _compile_here(spec: object) -> float:
     return time.perf_counter() - start
 
 
+def bench_import() -> None:
+    """CPU time that the op's import adds to torch's own, each in fresh processes."""
+    code = (
+        "import time; start = time.process_time(); import torch; middle = time.process_time()\n"
+        "import kf_runtime; kf_runtime.triangle_multiplicative_update\n"
+        "print(middle - start, time.process_time() - middle)"
+    )
+    runs = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        runs.append([float(part) for part in done.stdout.split()])
+    torch_alone, added = (statistics.median(column) for column in zip(*runs, strict=True))
+    print(f"import: the op adds {added * 1e3:.0f} ms to torch's {torch_alone * 1e3:.0f} ms ({added / torch_alone:.3f})")
+
+
 def main() -> None:
     """Print every figure."""
+    bench_import()
     with tempfile.TemporaryDirectory(prefix="kf-bench-") as folder:
         selection = prepare(Path(folder))
         bench_dispatch(selection)
