@@ -58,8 +58,9 @@ def rounded(call: Arguments, kind: Numerics) -> Arguments:
 def formula(call: Arguments) -> Tensor:
     """``sigmoid(h g_out) * (LayerNorm(t) p_out)`` with every weight given; the result has x's shape and dtype.
 
-    Projections of a and b: one product for all four without grad, one for values and one for gates with it, and
-    one for each under torch.compile with grad, where the compiler chooses what to put together.
+    Projections of a and b in eager mode: one product for both without grad, one for values and one for gates with
+    it. The same for one operand at a time under torch.compile, which frees the projections of a before those of b
+    are made: 5 pair tensors at the peak instead of 7 without grad, in the same time.
     """
     kind = numerics(call)
     if not autocast_on(call.x.device.type):
@@ -91,16 +92,12 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def _gated_operands(h: Tensor, call: Arguments) -> tuple[Tensor, Tensor]:
     """a and b, ``[*, N, N, D]`` each: sigmoid(h g_in) * (h p_in) * mask."""
-    p, g = weight_of(call.p_in_weight), weight_of(call.g_in_weight)
-    D = call.D
-    if not torch.is_grad_enabled():
-        value, logit = torch.chunk(F.linear(h, torch.cat((p, g)), fused_bias(call)), 2, dim=-1)
-        a, b = torch.chunk(torch.sigmoid(logit) * value, 2, dim=-1)
-    elif not torch.compiler.is_compiling():  # fewer products, and no gradients of weight slices to put together
-        a, b = torch.chunk(_gated(h, p, call.p_in_bias, g, call.g_in_bias), 2, dim=-1)
-    else:
+    p, g, D = weight_of(call.p_in_weight), weight_of(call.g_in_weight), call.D
+    if torch.compiler.is_compiling():
         a = _gated(h, p[:D], _part(call.p_in_bias, 0, D), g[:D], _part(call.g_in_bias, 0, D))
         b = _gated(h, p[D:], _part(call.p_in_bias, D, 2 * D), g[D:], _part(call.g_in_bias, D, 2 * D))
+    else:
+        a, b = torch.chunk(_gated(h, p, call.p_in_bias, g, call.g_in_bias), 2, dim=-1)
     if call.mask is not None:
         mask = call.mask.unsqueeze(-1)
         a, b = a * mask, b * mask
@@ -108,20 +105,23 @@ def _gated_operands(h: Tensor, call: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _gated(h: Tensor, p: Tensor, p_bias: Tensor | None, g: Tensor, g_bias: Tensor | None) -> Tensor:
-    return torch.sigmoid(F.linear(h, g, g_bias)) * F.linear(h, p, p_bias)
+    """sigmoid(h g) * (h p): one product without grad; two with it, so that no gradient of a slice is put together."""
+    if torch.is_grad_enabled():
+        return torch.sigmoid(F.linear(h, g, g_bias)) * F.linear(h, p, p_bias)
+    value, logit = torch.chunk(F.linear(h, torch.cat((p, g)), fused_bias(p, p_bias, g_bias)), 2, dim=-1)
+    return torch.sigmoid(logit) * value
 
 
 def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
     return None if bias is None else bias[start:end]
 
 
-def fused_bias(call: Arguments) -> Tensor | None:
-    """The biases of the fused projection, value then gate; None where there is none."""
-    p, g = call.p_in_bias, call.g_in_bias
-    if p is None and g is None:
+def fused_bias(p: Tensor, p_bias: Tensor | None, g_bias: Tensor | None) -> Tensor | None:
+    """The biases of the fused projection with value weights p, value then gate; None where there is none."""
+    if p_bias is None and g_bias is None:
         return None
-    zeros = weight_of(call.p_in_weight).new_zeros(2 * call.D)
-    return torch.cat((zeros if p is None else p, zeros if g is None else g))
+    zeros = p.new_zeros(p.shape[0])
+    return torch.cat((zeros if p_bias is None else p_bias, zeros if g_bias is None else g_bias))
 
 
 def _contract(a: Tensor, b: Tensor, direction: str) -> Tensor:

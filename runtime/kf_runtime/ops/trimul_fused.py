@@ -77,7 +77,7 @@ def _contracted(x: Tensor, mask: Tensor | None, projection: Tensor, call: Argume
     """t ``[D, B, N, N]``, written over a."""
     B, N, _, C = x.shape
     D = call.D
-    bias = fused_bias(call)
+    bias = fused_bias(weight_of(call.p_in_weight), call.p_in_bias, call.g_in_bias)
     a, b = (torch.empty((D, B, N, N), dtype=kind.product, device=x.device) for _ in range(2))
     for rows in _blocks(N, B * N * 4 * D, _block(x, 4 * D)):
         h = _normalised(x[:, rows], call, kind)
