@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .mbarriers import Arrival
+
+_AFTER_COPIES = Arrival(what="cp.async.mbarrier.arrive")
+
 
 class AsyncCopies:
     """Queues of one batch. A job has ``threads`` (one a copy), ``line``, and ``land(M)``; loads also ``barriers``."""
@@ -103,7 +107,7 @@ class AsyncCopies:
         gone = len(M.copies) - len(rest)
         M.copies = rest
         self.arrivals = [(t, f, at, max(0, k - gone)) for t, f, at, k in self.arrivals]
-        M.mbarriers.arrive(flat, np.ones(flat.shape[0], np.int64), threads, line, what="cp.async.mbarrier.arrive")
+        M.mbarriers.arrive(flat, np.ones(flat.shape[0], np.int64), threads, line, _AFTER_COPIES)
 
     def finish(self) -> None:
         """The end of the kernel: what nobody has waited for is a finding, and lands."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .errors import Fault
+from .issue import Issue
+from .memory import Elements
 from .tensor_map import TensorMap
 
 
@@ -59,9 +61,11 @@ class Boxes:
         kind = M.shared_views[self.unit].dtype
         if buffer is None:
             return self._fill(at.shape, kind)
+        elements = Elements(buffer, at, self.unit)
         if M.global_race:
-            self._global_race(M.global_race.read, M, threads, at, buffer, line)
-        self._count(M, buffer, at, "read", line)
+            M.global_race.read(*self._within(threads, elements), line)
+        if M.count:
+            M.count.tensor(elements, self.inside, "read", line)
         data = buffer.view(self.unit).take(at)
         return data if self.inside is None else np.where(self.inside, data, self._fill(at.shape, kind))
 
@@ -73,25 +77,24 @@ class Boxes:
         buffer, at = self.locate(M, line, threads, True)
         if buffer is None:
             return
-        keep = np.ones(at.shape, bool) if self.inside is None else self.inside
-        where, values = at[keep], data[keep]
+        elements = Elements(buffer, at, self.unit)
+        rows, written = self._within(threads, elements)
+        values = data.reshape(-1) if self.inside is None else data[self.inside]
         if M.global_race and combine is None:
-            rows = np.broadcast_to(threads[:, None], at.shape)[keep]
-            M.global_race.write(rows, None, where, self.unit, buffer, line, values)
-        self._count(M, buffer, at, "write", line)
+            M.global_race.write(rows, written, line, values)
+        if M.count:
+            M.count.tensor(elements, self.inside, "write", line)
         if combine is None:
-            buffer.view(self.unit)[where] = values
+            buffer.view(self.unit)[written.at] = values
         else:
-            combine(buffer, where, values, self.unit)
+            combine(buffer, written.at, values, self.unit)
         M.changed()
 
-    def _global_race(self, note, M, threads, at, buffer, line) -> None:
-        keep = np.ones(at.shape, bool) if self.inside is None else self.inside
-        note(np.broadcast_to(threads[:, None], at.shape)[keep], None, at[keep], self.unit, buffer, line)
-
-    def _count(self, M, buffer, at, direction, line) -> None:
-        if M.count:
-            M.count.tensor(buffer, at, self.unit, self.inside, direction, line)
+    def _within(self, threads: np.ndarray, elements: Elements) -> tuple[np.ndarray, Elements]:
+        """The units inside of the tensor, and the thread of each."""
+        keep = np.ones(elements.at.shape, bool) if self.inside is None else self.inside
+        rows = np.broadcast_to(threads[:, None], keep.shape)[keep]
+        return rows, Elements(elements.buffer, elements.at[keep], elements.nbytes)
 
     def shared(self, M: object, start: np.ndarray) -> np.ndarray:
         """Flat byte positions of every unit in shared memory, (copies, units), for tiles that start at ``start``."""
@@ -102,24 +105,27 @@ class Boxes:
         return self.tmap.swizzled(start[:, None] + linear)
 
 
-def check_room(
-    M: object, start: np.ndarray, nbytes: int, align: int, line: int, threads: np.ndarray, what: str
-) -> None:
+def check_room(issue: Issue, start: np.ndarray, nbytes: np.ndarray | int, align: int, what: str) -> None:
     """The ``nbytes`` from flat position ``start`` must lie in one CTA's shared memory, aligned."""
+    M = issue.M
     local = start % M.shared_stride
     bad = local + nbytes > M.shared_end - M.shared_origin
     if bad.any():
         at = int(np.argmax(bad))
-        raise Fault(
-            "out-of-bounds", line,
-            f"{what} of {nbytes} bytes at offset {int(local[at])} of {M.shared_end - M.shared_origin} bytes "
+        asked = int(np.broadcast_to(nbytes, bad.shape)[at])
+        raise issue.fault(
+            "out-of-bounds",
+            f"{what} of {asked} bytes at offset {int(local[at])} of {M.shared_end - M.shared_origin} bytes "
             "of shared memory",
-            "correct the layout, or ask for more dynamic shared memory at launch", int(threads[at]),
-        )  # fmt: skip
+            "correct the layout, or ask for more dynamic shared memory at launch",
+            at,
+        )
     bad = (start & (align - 1)) != 0
     if bad.any():
         at = int(np.argmax(bad))
-        raise Fault(
-            "misaligned", line, f"{what} at shared-memory offset {int(local[at])}, expected a multiple of {align}",
-            f"align the tile to {align} bytes", int(threads[at]),
-        )  # fmt: skip
+        raise issue.fault(
+            "misaligned",
+            f"{what} at shared-memory offset {int(local[at])}, expected a multiple of {align}",
+            f"align the tile to {align} bytes",
+            at,
+        )

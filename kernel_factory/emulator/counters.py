@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .issue import Issue
+from .memory import Buffer, Elements
+
 
 @dataclass(kw_only=True)
 class Counters:
@@ -87,29 +90,29 @@ class Counting:
         else:
             self.warps[block.number] += n >> 5
 
-    def memory(self, M, sel, chosen, lanes, at, nbytes, buffer, direction, line, n) -> None:
-        """One global access: positions ``at`` in elements of ``nbytes``."""
-        sector = at >> (6 - nbytes.bit_length())  # buffers start at whole sectors
-        threads = n if chosen is None else chosen.shape[0]
-        if lanes is not None:
-            threads = lanes.shape[0]
-        entry = self.global_lines.setdefault((line, direction, buffer.name), [0, 0, 0])
-        entry[1] += threads * nbytes
-        whole = not isinstance(sel, np.ndarray) and chosen is None and lanes is None
-        entry[0] += self._sectors(M, sel, chosen, lanes, sector, threads, whole)
+    def memory(self, issue: Issue, lanes: np.ndarray | None, elements: Elements, direction: str) -> None:
+        """One global access by these of its threads (None: all)."""
+        threads = issue.count if lanes is None else lanes.shape[0]
+        entry = self.global_lines.setdefault((issue.line, direction, elements.buffer.name), [0, 0, 0])
+        entry[1] += threads * elements.nbytes
+        sector = elements.sectors
+        entry[0] += _whole(sector, threads) if issue.whole and lanes is None else _sectors(issue.some(lanes), sector)
         entry[2] += threads
+        self._touch(elements.buffer, direction, sector)
+
+    def _touch(self, buffer: Buffer, direction: str, sectors: np.ndarray) -> None:
         if buffer.name != "host":
             key = (buffer.name, direction)
             if key not in self.touched:
                 self.touched[key] = np.zeros((buffer.size >> 5) + 1, bool)
-            self.touched[key][sector] = True
+            self.touched[key][sectors] = True
 
-    def tensor(self, buffer, at, unit, inside, direction, line) -> None:
-        """Copies of the TMA: positions (copies, units) in elements of ``unit`` bytes, and which are in bounds."""
-        sector = at >> (6 - unit.bit_length())
-        units = at.size if inside is None else int(np.count_nonzero(inside))
+    def tensor(self, elements: Elements, inside: np.ndarray | None, direction: str, line: int) -> None:
+        """Copies of the TMA, (copies, units), and which units are in bounds."""
+        buffer, unit, sector = elements.buffer, elements.nbytes, elements.sectors
+        units = sector.size if inside is None else int(np.count_nonzero(inside))
         if inside is None:
-            sectors = int(np.count_nonzero(np.diff(sector, axis=1))) + at.shape[0]
+            sectors = int(np.count_nonzero(np.diff(sector, axis=1))) + sector.shape[0]
         else:
             marked = np.where(inside, sector, -1)
             sectors = int(np.count_nonzero(np.diff(marked, axis=1, prepend=-1) * inside))
@@ -120,48 +123,22 @@ class Counting:
         total = self.tma.setdefault((buffer.name, direction), [0, 0])
         total[0] += units * unit
         total[1] += sectors
-        if buffer.name != "host":
-            key = (buffer.name, direction)
-            if key not in self.touched:
-                self.touched[key] = np.zeros((buffer.size >> 5) + 1, bool)
-            self.touched[key][sector] = True
+        self._touch(buffer, direction, sector)
 
-    def _sectors(self, M, sel, chosen, lanes, sector, threads, whole) -> int:
-        """Distinct sectors of each warp, summed."""
-        if whole:
-            if sector.shape[0] == 1:
-                return threads >> 5
-            rows = sector.reshape(-1, 32)
-            steps = np.diff(rows, axis=1)
-            if steps.min() < 0:
-                steps = np.diff(np.sort(rows, axis=1), axis=1)
-            return int(np.count_nonzero(steps)) + rows.shape[0]
-        ids = M.threads if sel is None else M.threads[sel]
-        ids = ids if chosen is None else ids[chosen]
-        ids = ids if lanes is None else ids[lanes]
-        if ids.size == 0:
-            return 0
-        key = ((ids >> 5) << 40) | np.broadcast_to(sector, ids.shape)
-        if (np.diff(key) < 0).any():
-            key = np.sort(key)
-        return int(np.count_nonzero(np.diff(key))) + 1
-
-    def shared(self, M, sel, chosen, flat, nbytes, line, kind) -> None:
+    def shared(self, issue: Issue, flat: np.ndarray, nbytes: int, kind: str) -> None:
         """One shared access; ``flat`` are byte positions in the batch's shared memory."""
         if flat.shape[0] == 0:
             return
-        entry = self.shared_lines.setdefault((line, kind), [0, 0, 0])
+        entry = self.shared_lines.setdefault((issue.line, kind), [0, 0, 0])
         entry[2] += flat.shape[0] * nbytes
-        scattered = isinstance(sel, np.ndarray)
         if kind in ("ldmatrix", "stmatrix"):
-            lanes = sel.shape[0] if scattered else M.T if sel is None else sel.stop - sel.start
-            rows = flat.reshape(lanes >> 5, -1)
-        elif scattered or chosen is not None:
-            self._irregular(M, sel, chosen, flat, nbytes, entry)
-            return
-        else:
+            rows = flat.reshape(issue.n >> 5, -1)
+        elif issue.whole:
             rows = flat.reshape(-1, 32)
-        actual, ideal = self._pattern(rows, nbytes, None if scattered else M)
+        else:
+            self._irregular(issue.threads, flat, nbytes, entry)
+            return
+        actual, ideal = self._pattern(rows, nbytes, None if isinstance(issue.sel, np.ndarray) else issue.M)
         entry[0] += actual
         entry[1] += ideal
 
@@ -183,13 +160,11 @@ class Counting:
                 self.patterns[key] = known
         return known[0] * repeat, known[1] * repeat
 
-    def _irregular(self, M, sel, chosen, flat, nbytes, entry) -> None:
+    def _irregular(self, threads: np.ndarray, flat: np.ndarray, nbytes: int, entry: list[int]) -> None:
         """Accesses of some lanes of each warp."""
-        ids = M.threads if sel is None else M.threads[sel]
-        ids = ids if chosen is None else ids[chosen]
-        warps, row = np.unique(ids >> 5, return_inverse=True)
+        warps, row = np.unique(threads >> 5, return_inverse=True)
         table = np.full((warps.shape[0], 32), -1, np.int64)
-        table[row, ids & 31] = flat
+        table[row, threads & 31] = flat
         entry[0] += wavefronts(table, nbytes)
         entry[1] += int((-(-np.bincount(row) * nbytes // 128)).sum())
 
@@ -239,6 +214,27 @@ class Counting:
             out.shared["bytes"] += nbytes
             if kind == "cp.async":
                 out.cp_async_bytes += nbytes
+
+
+def _whole(sector: np.ndarray, threads: int) -> int:
+    """Distinct sectors of each warp, summed, where whole warps act."""
+    if sector.shape[0] == 1:
+        return threads >> 5
+    rows = sector.reshape(-1, 32)
+    steps = np.diff(rows, axis=1)
+    if steps.min() < 0:
+        steps = np.diff(np.sort(rows, axis=1), axis=1)
+    return int(np.count_nonzero(steps)) + rows.shape[0]
+
+
+def _sectors(threads: np.ndarray, sector: np.ndarray) -> int:
+    """The same for some lanes of each warp."""
+    if threads.size == 0:
+        return 0
+    key = ((threads >> 5) << 40) | np.broadcast_to(sector, threads.shape)
+    if (np.diff(key) < 0).any():
+        key = np.sort(key)
+    return int(np.count_nonzero(np.diff(key))) + 1
 
 
 def wavefronts(rows: np.ndarray, nbytes: int) -> int:

@@ -8,6 +8,7 @@ it, and scalar bookkeeping then costs next to nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -150,6 +151,10 @@ class Emitter:
         """The guard predicate as an expression, or ``None``."""
         return self.value(self.ins.guard, "bool") if self.ins.guard else "None"
 
+    def issue(self) -> str:
+        """The first argument of a runtime function: this instruction, and the threads that execute it."""
+        return f"Issue(M, sel, n, {self.guard()}, {self.ins.line})"
+
     def value(self, operand: object, dtype: str) -> str:
         """Expression for an operand read as ``dtype``."""
         if isinstance(operand, Register):
@@ -195,6 +200,13 @@ class Emitter:
             self.constants[key] = (f"K{len(self.constants)}", np.array([value]))
         return self.constants[key][0]
 
+    def static(self, value: Hashable) -> str:
+        """The name of a record that is known when the kernel is compiled."""
+        key = ("static", value)
+        if key not in self.constants:
+            self.constants[key] = (f"F{len(self.constants)}", value)
+        return self.constants[key][0]
+
     def common(self, kind: str, registers: tuple, code: str) -> str:
         """A local that holds ``code`` and is reused until one of ``registers`` changes."""
         key = (kind, *((r.number, self.versions.get(r.number, 0)) for r in registers if isinstance(r, Register)))
@@ -211,19 +223,26 @@ class Emitter:
             return Symbol(operand.base.name), operand.base.offset + operand.offset
         return operand.base, operand.offset
 
-    def shared_address(self, operand: object) -> tuple[str, int]:
-        """A local that holds the flattened shared addresses of a base register, and the byte offset."""
+    def shared_place(self, operand: object) -> str:
+        """A *place*, base and byte offset: the base is a local that is shared by all uses of the base register."""
         base, offset = self.address(operand)
         dtype = "u64" if isinstance(base, Register) and storage(base.type) == "u64" else "u32"
-        if isinstance(base, Register):
-            return self.common("shared", (base,), f"shared_base(M, sel, {self.value(base, dtype)})"), offset
-        return self.common(f"shared {base}", (), f"shared_base(M, sel, {self.value(base, dtype)})"), offset
+        return self._place("shared", base, offset, f"shared_base(M, sel, {self.value(base, dtype)})")
 
-    def global_address(self, operand: object) -> tuple[str, int]:
+    def global_place(self, operand: object) -> str:
+        """The same in global memory."""
         base, offset = self.address(operand)
-        kind = () if not isinstance(base, Register) else (base,)
-        label = "global" if kind else f"global {base}"
-        return self.common(label, kind, f"global_base({self.value(base, 'u64')})"), offset
+        return self._place("global", base, offset, f"global_base({self.value(base, 'u64')})")
+
+    def cluster_place(self, operand: object) -> str:
+        """The same for a shared::cluster (or generic shared) address."""
+        base, offset = self.address(operand)
+        dtype = "u64" if getattr(base, "type", "").endswith("64") else "u32"
+        return self._place("cluster", base, offset, f"cluster_base(M, sel, {self.value(base, dtype)})")
+
+    def _place(self, space: str, base: object, offset: int, code: str) -> str:
+        known = isinstance(base, Register)
+        return f"({self.common(space if known else f'{space} {base}', (base,) if known else (), code)}, {offset})"
 
     # -- one instruction, one block -----------------------------------------------------------------------------
     def instruction(self, ins: Instruction) -> None:

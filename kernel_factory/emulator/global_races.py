@@ -9,6 +9,8 @@ import numpy as np
 from .blocks import definitions_and_uses, tile_registers
 from .emitter import NUMPY, size_of
 from .errors import Fault
+from .lanes import spread
+from .memory import Elements
 
 _CURES = {
     "global-write-conflict": "let one CTA own each output byte",
@@ -64,21 +66,20 @@ class GlobalRaces:
             self.moments[buffer.name] = np.zeros((3, buffer.size // self.G + 1), np.int32)
         return self.moments[buffer.name]
 
-    def atomic(self, threads, lanes, at, nbytes, buffer) -> None:
+    def atomic(self, threads: np.ndarray, elements: Elements) -> None:
         """An atomic on global memory releases and acquires."""
-        if buffer.name != "host":
-            self._release(threads, lanes, at, nbytes, buffer)
-            self._acquire(threads, lanes, at, nbytes, buffer)
+        if elements.buffer.name != "host":
+            self._release(threads, elements)
+            self._acquire(threads, elements)
 
-    def _release(self, threads, lanes, at, nbytes, buffer) -> None:
-        _, cta, at = self._ctas(threads, lanes, at)
-        moment = self._moment(buffer)
-        np.maximum.at(moment[2], self._cells(at, nbytes)[:, 0], self.clock[cta] + 1)
+    def _release(self, threads: np.ndarray, elements: Elements) -> None:
+        cta, moment = self._ctas(threads), self._moment(elements.buffer)
+        np.maximum.at(moment[2], self._cells(threads, elements)[:, 0], self.clock[cta] + 1)
         self.clock[np.unique(cta)] += 1
 
-    def _acquire(self, threads, lanes, at, nbytes, buffer) -> None:
-        _, cta, at = self._ctas(threads, lanes, at)
-        np.maximum.at(self.clock, cta, self._moment(buffer)[2][self._cells(at, nbytes)[:, 0]])
+    def _acquire(self, threads: np.ndarray, elements: Elements) -> None:
+        released = self._moment(elements.buffer)[2][self._cells(threads, elements)[:, 0]]
+        np.maximum.at(self.clock, self._ctas(threads), released)
 
     def _shadow(self, buffer: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if buffer.name not in self.shadows:
@@ -86,29 +87,28 @@ class GlobalRaces:
             self.shadows[buffer.name] = (np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32))
         return self.shadows[buffer.name]
 
-    def _cells(self, at: np.ndarray, nbytes: int) -> np.ndarray:
+    def _cells(self, threads: np.ndarray, elements: Elements) -> np.ndarray:
+        """(threads, cells) of each thread's element, or of the one that all of them access."""
+        at, nbytes = spread(elements.at, threads.shape[0]), elements.nbytes
         if nbytes < self.G:
             return (at * nbytes // self.G)[:, None]
         count = nbytes // self.G
         return at[:, None] * count + np.arange(count)
 
-    def _ctas(
-        self, threads: np.ndarray, lanes: np.ndarray | None, at: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        threads = threads if lanes is None else threads[lanes]
-        if at.shape[0] != threads.shape[0]:
-            at = np.full(threads.shape[0], at[0])
-        return threads, self.machine.ctas[self.machine.cta[threads]] + 1, at
+    def _ctas(self, threads: np.ndarray) -> np.ndarray:
+        return self.machine.ctas[self.machine.cta[threads]] + 1
 
-    def read(self, threads, lanes, at, nbytes, buffer, line) -> None:
+    def read(self, threads: np.ndarray, elements: Elements, line: int) -> None:
+        """A load, by one thread for each element."""
+        buffer = elements.buffer
         if not buffer.writable or buffer.name == "host":
             return
         if line in self.strong:
-            self._acquire(threads, lanes, at, nbytes, buffer)
+            self._acquire(threads, elements)
             return
-        threads, cta, at = self._ctas(threads, lanes, at)
+        cta = self._ctas(threads)
         writer, reader, lines = self._shadow(buffer)
-        cells = self._cells(at, nbytes)
+        cells = self._cells(threads, elements)
         bad = (writer[cells] != 0) & (writer[cells] != cta[:, None])
         if self.ordered:
             moment = self._moment(buffer)
@@ -118,15 +118,17 @@ class GlobalRaces:
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
 
-    def write(self, threads, lanes, at, nbytes, buffer, line, data) -> None:
+    def write(self, threads: np.ndarray, elements: Elements, line: int, data: np.ndarray) -> None:
+        """A store of ``data``, by one thread for each element."""
+        buffer, at, nbytes = elements.buffer, elements.at, elements.nbytes
         if buffer.name == "host":
             return
         if line in self.strong:
-            self._release(threads, lanes, at, nbytes, buffer)
+            self._release(threads, elements)
             return
-        threads, cta, at = self._ctas(threads, lanes, at)
+        cta = self._ctas(threads)
         writer, reader, lines = self._shadow(buffer)
-        cells = self._cells(at, nbytes)
+        cells = self._cells(threads, elements)
         foreign = (writer[cells] != 0) & (writer[cells] != cta[:, None])
         if self.ordered:
             moment = self._moment(buffer)

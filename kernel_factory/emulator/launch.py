@@ -217,8 +217,8 @@ class _Run:
             ctas,
             warp_groups=self.mode == "warp-serial",
             rng=self.rng,
-            count=self.count,
         )
+        machine.count = self.count
         if self.mode == "race":
             machine.race, machine.global_race = SharedRaces(machine), self.global_races
             machine.unset = UnsetRegisters(machine) if self.kernel.program.maybe_unset else None

@@ -41,7 +41,7 @@ class Group:
 class Machine:
     """State of one batch (whole clusters, in rank order); generated code reads its attributes."""
 
-    def __init__(self, program, config, memory, ctas, *, warp_groups: bool, rng, count=None) -> None:
+    def __init__(self, program, config, memory, ctas, *, warp_groups: bool, rng) -> None:
         self.program, self.config, self.memory, self.rng = program, config, memory, rng
         self.ctas = np.asarray(ctas, np.int64)
         self.shape = config.shape
@@ -86,8 +86,7 @@ class Machine:
             if warp_groups
             else [Group(None, T)]
         )
-        self.race = self.global_race = self.unset = None
-        self.count = count
+        self.race = self.global_race = self.unset = self.count = None
         self.executed = np.zeros(len(program.blocks), np.int64)
         self.steps = 0
 

@@ -7,12 +7,24 @@ parity of a phase number. A waiting thread is parked until the phase moves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .errors import Fault
 
 _TX_LIMIT = (1 << 20) - 1
 _GROWTH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A kind of arrival: with bytes to expect first (.expect_tx), for good (arrive_drop), without .noComplete."""
+
+    expects: bool = False
+    drop: bool = False
+    complete: bool = True
+    what: str = "mbarrier.arrive"
 
 
 class Mbarriers:
@@ -94,20 +106,22 @@ class Mbarriers:
         self.M.changed()
 
     # -- arrivals and bytes ----------------------------------------------------------------------------------------
-    def arrive(self, flat, count, threads, line, *, tx=None, drop=False, complete=True, what="mbarrier.arrive"):
-        """Arrivals of ``count`` each, after ``tx`` more expected bytes; the 64-bit state of the phase they joined."""
-        ids = self.find(flat, threads, line, what)
+    def arrive(self, flat, number, threads, line, how: Arrival) -> np.ndarray:
+        """The 64-bit states of the phases that are joined. ``number``: arrivals each, or the bytes they expect."""
+        ids = self.find(flat, threads, line, how.what)
         token = (self.phase[ids].astype(np.uint64) << np.uint64(32)) | self.pending[ids].astype(np.uint64)
         if self.M.race:
             self.M.race.mbarrier_arrive(threads, ids, line)
-        if tx is not None:
-            np.add.at(self.tx, ids, tx)
+        count = number
+        if how.expects:
+            np.add.at(self.tx, ids, number)
             self._check_tx(ids, threads, line)
-        if drop:
+            count = np.ones(number.shape, np.int64)
+        if how.drop:
             np.subtract.at(self.expected, ids, count)
         unique, inverse = np.unique(ids, return_inverse=True)
         total = np.bincount(inverse, weights=count).astype(np.int64)
-        if not complete and (total >= self.pending[unique]).any():
+        if not how.complete and (total >= self.pending[unique]).any():
             self.M.report("mbarrier-no-complete", line, "an arrive.noComplete completes its phase",
                           "let the last arrival be one without noComplete", threads[0])  # fmt: skip
         beyond = total > self.pending[unique]

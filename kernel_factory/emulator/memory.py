@@ -6,6 +6,8 @@ lies next to it. The red zones are a second net: ``run`` checks that their patte
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 RED_ZONE = 256
@@ -38,6 +40,20 @@ class Buffer:
         if nbytes not in self._views:
             self._views[nbytes] = self.data[: self.size // nbytes * nbytes].view(_WORDS[nbytes])
         return self._views[nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of ``nbytes`` each, at these positions of one buffer."""
+
+    buffer: Buffer
+    at: np.ndarray
+    nbytes: int
+
+    @property
+    def sectors(self) -> np.ndarray:
+        """The 32-byte sectors that they lie in; buffers start at whole sectors."""
+        return self.at >> (6 - self.nbytes.bit_length())
 
 
 class Memory:

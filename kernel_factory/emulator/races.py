@@ -9,6 +9,8 @@ uninitialised memory. Data that TMA has landed belongs to the mbarrier it comple
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .emitter import NUMPY, size_of
@@ -63,6 +65,26 @@ def shadow_bytes(program: object, config: object) -> int:
     return 4 * cells * (3 + warps * config.shape.size + warps + -(-warps // 4))
 
 
+@dataclass(slots=True)
+class Access:
+    """Cells that threads touch at one line, and whose those threads are: ``local`` is column and lane in one number.
+
+    ``whole``: the warp acts as one. ``proxy``: by the async proxy. ``clocks``: what a whole warpgroup knows, and has
+    fenced, where not each warp counts by itself.
+    """
+
+    threads: np.ndarray
+    places: Places
+    line: int
+    cta: np.ndarray
+    warp: np.ndarray
+    column: np.ndarray
+    local: np.ndarray
+    whole: bool = False
+    proxy: bool = False
+    clocks: list[np.ndarray] | None = None
+
+
 class SharedRaces(Ordering):
     """Happens-before checks of one batch's shared memory."""
 
@@ -90,31 +112,35 @@ class SharedRaces(Ordering):
         )
 
     # -- accesses of threads ---------------------------------------------------------------------------------------
-    def _who(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
-        """CTA, warp, own column, and the column and lane in one number."""
+    def _access(self, threads: np.ndarray, places: Places, line: int, **how: object) -> Access:
         cta, warp = self.M.cta[threads], self.M.warp[threads]
         column = self.own[cta, warp]
-        return cta, warp, column, (column << 5) | (threads & 31)
+        return Access(threads, places, line, cta, warp, column, (column << 5) | (threads & 31), **how)
+
+    def _now(self, by: Access) -> np.ndarray:
+        """The clock of each warp."""
+        return self.known[by.cta, by.warp, by.column]
+
+    def _touched(self, by: Access, own: np.ndarray) -> None:
+        if self.partial and not by.whole:
+            self.partial.touched[by.threads] = own
 
     def read(self, threads, flat, nbytes, line, whole_warp=False) -> None:
         if threads.size == 0:
             return
-        who = self._who(threads)
-        places = Places.of(flat, nbytes, self.G)
-        self._order(threads, who, places, line, "read", whole_warp)
+        by = self._access(threads, Places.of(flat, nbytes, self.G), line, whole=whole_warp)
+        self._order(by, "read")
         if self.atomics is not None:
-            after_atomics(self, threads, who, places, line, "read")
-        cta, warp, column, _ = who
-        own = self.known[cta, warp, column]
+            after_atomics(self, by, "read")
+        own = self._now(by)
         if whole_warp:
-            self.has_read_at(places, column, (own << 6) | TOGETHER, line)
+            self.has_read_at(by.places, by.column, (own << 6) | TOGETHER, line)
             return
-        if self.partial:
-            self.partial.touched[threads] = own
+        self._touched(by, own)
         mark = (own << 6) | (threads & 31)
-        reads, rows = self.reads.reshape(-1), places.row(column, self.last.size)
+        reads, rows = self.reads.reshape(-1), by.places.row(by.column, self.last.size)
         before = rows.take(reads)
-        self.has_read_at(places, column, mark, line)
+        self.has_read_at(by.places, by.column, mark, line)
         mixed = ((before >> 6) == own[:, None]) & (before != mark[:, None]) | (rows.take(reads) != mark[:, None])
         if mixed.any():
             reads[rows.cells[mixed]] = (np.broadcast_to((own << 6)[:, None], mixed.shape)[mixed]) | MANY
@@ -125,50 +151,55 @@ class SharedRaces(Ordering):
         self.has_read[readers] = True
         places.put(self.read_line, line)
 
-    def write(self, threads, flat, nbytes, line, in_flight=False, whole_warp=False, data=None) -> None:
+    def write(self, threads, flat, nbytes, line, *, whole_warp=False, data=None) -> None:
         if threads.size == 0:
             return
-        who = self._who(threads)
-        places = Places.of(flat, nbytes, self.G)
-        self._order(threads, who, places, line, "write", whole_warp)
-        self._after_reads(threads, who, places, line, whole_warp)
-        if self.atomics is not None:
-            after_atomics(self, threads, who, places, line, "write")
-        cta, warp, column, local = who
-        own = self.known[cta, warp, column]
-        if self.partial and not whole_warp:
-            self.partial.touched[threads] = own
-        mark = (own << self.bits) | local
-        places.put(self.last, mark)
-        other = (places.take(self.last) ^ mark[:, None]) & self.thread_mask > 31  # another warp wrote here at once
+        by = self._access(threads, Places.of(flat, nbytes, self.G), line, whole=whole_warp)
+        other = self._written(by)
         if other.any() and data is not None:  # several warps that write the same are one write
             rows = other.any(axis=1)
             other[np.flatnonzero(rows)[~GlobalRaces._batch_differs(flat, data, rows)]] = False
+        self._conflict(by, other)
+
+    def launched(self, threads, flat, nbytes, line) -> None:
+        """cp.async: a write that is in flight until its thread waits for it."""
+        by = self._access(threads, Places.of(flat, nbytes, self.G), line)
+        self._conflict(by, self._written(by))
+        by.places.put(self.last, (1 << self.bits) | (32 * self.flying))
+
+    def _written(self, by: Access) -> np.ndarray:
+        """Check a write and mark its cells; those that another warp has written in the same instruction."""
+        self._order(by, "write")
+        self._after_reads(by)
+        if self.atomics is not None:
+            after_atomics(self, by, "write")
+        own = self._now(by)
+        self._touched(by, own)
+        mark = (own << self.bits) | by.local
+        by.places.put(self.last, mark)
+        return (by.places.take(self.last) ^ mark[:, None]) & self.thread_mask > 31
+
+    def _conflict(self, by: Access, other: np.ndarray) -> None:
+        by.places.put(self.line, by.line)
         if other.any():
-            places.put(self.line, line)
-            self._report("race-write-after-write", threads, places, other, line, self.line)
-        if in_flight:
-            places.put(self.last, (1 << self.bits) | (32 * self.flying))
-        places.put(self.line, line)
+            self._report(by, "race-write-after-write", other, self.line)
 
     def landed(self, threads, flat, nbytes, line) -> None:
         """A waited-for cp.async is a write by its thread, now."""
-        cta, warp, column, local = self._who(threads)
-        own = self.known[cta, warp, column]
-        if self.partial:
-            self.partial.touched[threads] = own
-        Places.of(flat, nbytes, self.G).put(self.last, (own << self.bits) | local)
+        by = self._access(threads, Places.of(flat, nbytes, self.G), line)
+        own = self._now(by)
+        self._touched(by, own)
+        by.places.put(self.last, (own << self.bits) | by.local)
 
     # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
         """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
         self.copy_issued(threads, ids, line)
-        who = self._who(threads)
-        places = Places.of(flat, unit, self.G)
-        self._order(threads, who, places, line, "write", False)
-        self._after_reads(threads, who, places, line, False)
-        places.put(self.last, (1 << self.bits) | (32 * self.flying))
-        places.put(self.line, line)
+        by = self._access(threads, Places.of(flat, unit, self.G), line)
+        self._order(by, "write")
+        self._after_reads(by)
+        by.places.put(self.last, (1 << self.bits) | (32 * self.flying))
+        by.places.put(self.line, line)
 
     def async_landed(self, flat, unit, ids) -> None:
         """The bytes are there; whoever waits for the phase in progress of their mbarriers may read them."""
@@ -177,12 +208,11 @@ class SharedRaces(Ordering):
 
     def async_read(self, threads, flat, unit, line, group=True) -> None:
         """A bulk copy reads shared memory from now until the wait for its bulk group."""
-        who = self._who(threads)
-        places = Places.of(flat, unit, self.G)
-        self._order(threads, who, places, line, "read", False, proxy=True)
+        by = self._access(threads, Places.of(flat, unit, self.G), line, proxy=True)
+        self._order(by, "read")
         if group:
             clock = self.M.async_copies.groups[threads] + 1
-            self.has_read_at(places, self.warp_columns + self.groups + who[1], (clock << 6) | MANY, line)
+            self.has_read_at(by.places, self.warp_columns + self.groups + by.warp, (clock << 6) | MANY, line)
 
     def bulk_waited(self, threads: np.ndarray, left: int) -> None:
         """All but the newest ``left`` bulk groups of the threads have read their sources."""
@@ -192,57 +222,64 @@ class SharedRaces(Ordering):
         column = self.bulk_agent + self.M.cta_rank[cta] * self.bulk + warp
         np.maximum.at(self.known, (cta, warp, column), self.M.async_copies.groups[threads] - left)
 
-    def group_read(self, ctas, groups, clock, chunks, line, by_warp) -> None:
-        """Warpgroups read 16-byte chunks (operations, numbers) in a tensor operation, until its group is waited for.
+    def group_read(self, job: object, chunks: np.ndarray, by_warp: bool) -> None:
+        """Warpgroups read 16-byte chunks (warpgroups, numbers) in a wgmma, until its group is waited for.
 
-        ``by_warp``: each warp reads a quarter of the chunks (wgmma's A); else all four read all of them.
+        ``by_warp``: each warp reads a quarter of the chunks (A); else all four read all of them.
         """
+        count = self.M.cta_count
+        ctas, groups, line = job.groups % count, job.groups // count, job.product.line
         four = 4 * groups[:, None] + np.arange(4)
         if by_warp:
-            slots = (four * self.M.cta_count + ctas[:, None]).reshape(-1)
+            slots = (four * count + ctas[:, None]).reshape(-1)
             threads, clocks = slots * 32, None
             chunks = chunks.reshape(slots.shape[0], -1)
         else:
-            threads = (four[:, 0] * self.M.cta_count + ctas) * 32
+            threads = (four[:, 0] * count + ctas) * 32
             clocks = [c[ctas[:, None], four].min(axis=1) for c in (self.known, self.fenced)]
-        places = Places(chunks, 16 // self.G)
-        self._order(threads, self._who(threads), places, line, "read", True, proxy=True, clocks=clocks)
+        by = self._access(threads, Places(chunks, 16 // self.G), line, whole=True, proxy=True, clocks=clocks)
+        self._order(by, "read")
         repeat = threads.shape[0] // groups.shape[0]
-        readers, marks = np.repeat(self.warp_columns + groups, repeat), np.repeat((clock << 6) | MANY, repeat)
-        self.has_read_at(places, readers, marks, line)
+        readers, marks = self.warp_columns + groups, ((job.number + 1) << 6) | MANY
+        self.has_read_at(by.places, np.repeat(readers, repeat), np.repeat(marks, repeat), line)
+
+    def stream_read(self, thread: np.ndarray, flat: np.ndarray, clock: int, line: int) -> None:
+        """A tcgen05 instruction reads an operand, until the clock of its stream."""
+        by = self._access(thread, Places.of(flat, 16, self.G), line, whole=True, proxy=True)
+        self._order(by, "read")
+        self.has_read_at(by.places, self.warp_columns + by.warp, np.array([(clock << 6) | MANY]), line)
 
     # -- comparisons -----------------------------------------------------------------------------------------------
-    def _order(self, threads, who, places, line, what, whole_warp, proxy=False, clocks=None):
+    def _order(self, by: Access, what: str) -> None:
         """The last write of every cell must be known to the accessing warp, and to the lane within its warp."""
-        last = places.take(self.last)
+        last = by.places.take(self.last)
         one = last[:, :1]  # mostly it speaks for its whole access
-        if (last == one).all() and not self._faults(who, one, what, whole_warp, proxy, clocks):
+        if (last == one).all() and not self._faults(by, one, what):
             return
-        for kind, bad in self._faults(who, last, what, whole_warp, proxy, clocks):
-            self._report(kind, threads, places, bad, line, None if kind == "uninitialised-shared" else self.line)
+        for kind, bad in self._faults(by, last, what):
+            self._report(by, kind, bad, None if kind == "uninitialised-shared" else self.line)
 
-    def _faults(self, who, last, what, whole_warp, proxy, clocks) -> list[tuple[str, np.ndarray]]:
+    def _faults(self, by: Access, last: np.ndarray, what: str) -> list[tuple[str, np.ndarray]]:
         """What is wrong with accesses (accesses, cells) to cells with these last writers."""
-        cta, warp, column, local = who
         owner = (last & self.thread_mask) >> 5
         clock = last >> self.bits
-        if clocks is None:
-            row = ((cta * self.W + warp) * self.columns).astype(np.int32)[:, None] + owner
+        if by.clocks is None:
+            row = ((by.cta * self.W + by.warp) * self.columns).astype(np.int32)[:, None] + owner
             known, fenced = self.known.reshape(-1), self.fenced.reshape(-1)
         else:  # those of a whole warpgroup
-            row = (np.arange(cta.size, dtype=np.int32) * self.columns)[:, None] + owner
-            known, fenced = (c.reshape(-1) for c in clocks)
+            row = (np.arange(by.cta.size, dtype=np.int32) * self.columns)[:, None] + owner
+            known, fenced = (c.reshape(-1) for c in by.clocks)
         unordered = clock > known.take(row)
         if what == "write":
             unordered &= owner < self.never  # a first write is no conflict
         faults = self._unordered(owner, unordered, what) if unordered.any() else []
         if what == "write" or int(owner.min()) >= self.warp_columns:  # no warp wrote any of these
             return faults
-        lanes = (owner == column[:, None]) & (clock >= self.synced[cta, warp][:, None])
-        if not whole_warp:
-            lanes &= (last & self.thread_mask) != local[:, None]
+        lanes = (owner == by.column[:, None]) & (clock >= self.synced[by.cta, by.warp][:, None])
+        if not by.whole:
+            lanes &= (last & self.thread_mask) != by.local[:, None]
         faults.append(("warp-race-read-after-write", lanes))
-        if proxy:
+        if by.proxy:
             bare = (owner < self.warp_columns) & (clock > fenced.take(row)) & ~unordered
             faults.append(("missing-proxy-fence", bare))
         return [(kind, bad) for kind, bad in faults if bad.any()]
@@ -259,10 +296,9 @@ class SharedRaces(Ordering):
         )
         return [(kind, cells) for kind, cells in kinds if cells.any()]
 
-    def _after_reads(self, threads, who, places, line, whole_warp):
+    def _after_reads(self, by: Access) -> None:
         """Every read of a cell by another warp, agent, or lane must be known to the writer."""
-        cta, warp, column, _ = who
-        known = self.known[cta, warp]
+        known, places, column = self.known[by.cta, by.warp], by.places, by.column
         cluster = self.M.cluster_size > 1
         rank = self.M.cta_rank[places.index[:, 0] * places.width * self.G // self.M.shared_stride] if cluster else 0
         found: dict[str, np.ndarray] = {}
@@ -271,9 +307,9 @@ class SharedRaces(Ordering):
             own = column == reader
             mine = own.any()
             if mine:  # the writer's own warp: its other lanes
-                lanes = (reads >= (self.synced[cta, warp] << 6)[:, None]) & (reads != 0) & own[:, None]
-                if not whole_warp:
-                    lanes &= (reads & 63) != (threads & 31)[:, None]
+                lanes = (reads >= (self.synced[by.cta, by.warp] << 6)[:, None]) & (reads != 0) & own[:, None]
+                if not by.whole:
+                    lanes &= (reads & 63) != (by.threads & 31)[:, None]
                 _gather(found, "warp-race-write-after-read", lanes)
                 if own.all():
                     continue
@@ -284,14 +320,14 @@ class SharedRaces(Ordering):
             late = reads > ((clock << 6) | 63)[:, None]
             _gather(found, kind, late & ~own[:, None] if mine else late)
         for kind, bad in found.items():
-            self._report(kind, threads, places, bad, line, self.read_line)
+            self._report(by, kind, bad, self.read_line)
 
-    def _report(self, kind, threads, places, bad, line, other):
+    def _report(self, by: Access, kind: str, bad: np.ndarray, other: np.ndarray | None) -> None:
         access = np.nonzero(bad)[0]
-        others = np.zeros(access.shape, np.int32) if other is None else other[places.cells[bad]]
+        others = np.zeros(access.shape, np.int32) if other is None else other[by.places.cells[bad]]
         for against in np.unique(others):
             mine = access[others == against]
-            self.note(kind, line, int(against), int(threads[mine[0]]), np.unique(mine).shape[0])
+            self.note(kind, by.line, int(against), int(by.threads[mine[0]]), np.unique(mine).shape[0])
 
     def reports(self, finished: bool) -> list[tuple[Fault, int]]:
         """Everything found, one report for each kind and pair of lines."""

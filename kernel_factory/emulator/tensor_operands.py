@@ -39,22 +39,35 @@ class SharedOperand:
         return decode(raw, kind).transpose(0, 2, 1).reshape(self.rows, -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A descriptor, and what the instruction says of its matrix: rows of ``width`` units of 16 bytes, element size."""
+
+    word: int
+    rows: int
+    mn_major: bool = False
+    size: int = 1
+    width: int = 2
+
+
 @lru_cache(maxsize=4096)
-def _relative(word: int, rows: int, mn_major: bool, size: int, width: int, origin: int) -> tuple[np.ndarray, int]:
-    places = (units(matrix(word), rows, mn_major, size, width) - origin) & (_WINDOW - 1)
+def _relative(wanted: Matrix, origin: int) -> tuple[np.ndarray, int]:
+    there = units(matrix(wanted.word), wanted.rows, wanted.mn_major, wanted.size, wanted.width)
+    places = (there - origin) & (_WINDOW - 1)
     return places, int(places.max()) + 16
 
 
-def shared_operand(M, word, rows, mn_major, size, line, thread, width=2) -> SharedOperand:
+def shared_operand(M: object, wanted: Matrix, line: int, thread: int) -> SharedOperand:
     """Decode and check a matrix descriptor: DescriptorError for a bad one, Fault where it leaves shared memory."""
-    if mn_major and rows * size % 16:
+    rows, size = wanted.rows, wanted.size
+    if wanted.mn_major and rows * size % 16:
         raise DescriptorError(f"an MN-major operand of {rows} elements of {size} bytes is no whole number of 16 bytes")
-    places, end = _relative(word, rows, mn_major, size, width, M.shared_origin)
+    places, end = _relative(wanted, M.shared_origin)
     if end > M.shared_end - M.shared_origin:
         raise Fault(
             "out-of-bounds", line,
-            f"the matrix of descriptor {word:#018x} reaches offset {end} of "
+            f"the matrix of descriptor {wanted.word:#018x} reaches offset {end} of "
             f"{M.shared_end - M.shared_origin} bytes of shared memory",
             "correct start, offsets and swizzle of the descriptor, or ask for more shared memory", thread,
         )  # fmt: skip
-    return SharedOperand(units=places, mn_major=mn_major, rows=rows)
+    return SharedOperand(units=places, mn_major=wanted.mn_major, rows=rows)

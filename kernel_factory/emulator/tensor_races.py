@@ -15,9 +15,11 @@ wait::ld is taken for complete when it is issued.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
-from .shadow import Places
 from .tensor_operands import SharedOperand
 from .tmem import COLUMNS, LANES
 
@@ -42,6 +44,20 @@ class Cells:
     @classmethod
     def of(cls, cta: int, lanes: np.ndarray, first: int, count: int) -> Cells:
         return cls(cta, np.unique(lanes // _GRAIN), np.arange(first, first + count))
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One access of tensor memory: which cells, by whose thread, which line and opcode.
+
+    ``stream``: it runs in the order of the warp's stream.
+    """
+
+    cells: Cells
+    thread: int
+    line: int
+    what: str
+    stream: bool = False
 
 
 class TensorRaces:
@@ -95,10 +111,10 @@ class TensorRaces:
         self.order.tick(ctas, warps)
 
     # -- checks -------------------------------------------------------------------------------------------------------
-    def _check_writer(
-        self, cells: Cells, cta: int, warp: int, thread: int, line: int, what: str, *, stream: bool
-    ) -> None:
-        """The last write of every cell must be complete and known. ``stream``: the access runs in a stream's order."""
+    def _check_writer(self, use: Use) -> None:
+        """The last write of every cell must be complete and known."""
+        cells, what = use.cells, use.what
+        cta, warp = self._issuer(use.thread)
         writer, clock = self.writer[cells.cta][cells.at], self.clock[cells.cta][cells.at]
         lines = self.line[cells.cta][cells.at]
         own = self._own(cta, warp)[0]
@@ -106,30 +122,30 @@ class TensorRaces:
         there = writer != _NEVER
         flying = there & ~agent & (clock == FLYING)
         if flying.any():
-            self._report("tmem-store-not-waited", line, lines[flying], thread,
+            self._report(use, "tmem-store-not-waited", lines[flying],
                          f"{what} of TMEM that a tcgen05.st has not completed writing",
                          "put tcgen05.wait::st.sync.aligned behind the store, before the warp goes on")  # fmt: skip
         known = self._known(cta, warp)
         bare = there & (writer != own) & (clock == UNFENCED)
         late = there & ~flying & ~bare & (writer != own) & (clock > known[writer])
-        if stream:
+        if use.stream:
             late &= ~agent
         if (late & agent).any():
             bad = late & agent
-            self._report("tmem-not-committed", line, lines[bad], thread,
+            self._report(use, "tmem-not-committed", lines[bad],
                          f"{what} of TMEM that a tcgen05 instruction may still write", _ORDER)  # fmt: skip
         if (late & ~agent).any():
-            self._report("tmem-race", line, lines[late & ~agent], thread,
+            self._report(use, "tmem-race", lines[late & ~agent],
                          f"{what} of TMEM not ordered after another warp's tcgen05.st", _SYNC)  # fmt: skip
         if self.strict:
             bare |= there & ~flying & ~late & (writer != own) & (clock > self.after[cta, warp][writer])
-            bare &= ~(agent & stream)
-            self._report_fence(bare, line, lines, thread, what)
+            bare &= ~(agent & use.stream)
+            self._report_fence(use, bare, lines)
 
-    def _check_readers(
-        self, cells: Cells, cta: int, warp: int, thread: int, line: int, what: str, *, stream: bool
-    ) -> None:
+    def _check_readers(self, use: Use) -> None:
         """Every read of the cells must be complete and known."""
+        cells, what = use.cells, use.what
+        cta, warp = self._issuer(use.thread)
         own, known = self._own(cta, warp)[0], self._known(cta, warp)
         rank = int(self.M.cta_rank[cells.cta])
         quarter = cells.at[0] // 2
@@ -142,60 +158,63 @@ class TensorRaces:
             flying, bare = reads == FLYING, (reads == UNFENCED) & (column != own)
             late = ~flying & ~bare & (column != own) & (reads > known[column])
             if flying.any():
-                self._report("tmem-load-not-waited", line, lines[flying], thread,
+                self._report(use, "tmem-load-not-waited", lines[flying],
                              f"{what} over TMEM that a tcgen05.ld may still read",
                              "put tcgen05.wait::ld.sync.aligned behind the load first")  # fmt: skip
             if late.any():
-                self._report("tmem-race", line, lines[late], thread,
+                self._report(use, "tmem-race", lines[late],
                              f"{what} over TMEM not ordered after another warp's tcgen05.ld", _SYNC)  # fmt: skip
             if self.strict:
                 bare |= (reads > 0) & ~flying & ~late & (column != own) & (reads > self.after[cta, warp][column])
-                self._report_fence(bare, line, lines, thread, what)
-        if not stream:
+                self._report_fence(use, bare, lines)
+        if not use.stream:
             column, clock = self.stream[cells.cta][cells.at], self.stream_clock[cells.cta][cells.at]
             late = (column != _NEVER) & (clock > known[column])
             if late.any():
-                self._report("tmem-not-committed", line, lines[late], thread,
+                self._report(use, "tmem-not-committed", lines[late],
                              f"{what} over TMEM that a tcgen05 instruction may still read", _ORDER)  # fmt: skip
 
-    def _report_fence(self, bare: np.ndarray, line: int, lines: np.ndarray, thread: int, what: str) -> None:
+    def _report_fence(self, use: Use, bare: np.ndarray, lines: np.ndarray) -> None:
         if bare.any():
-            self._report("tcgen05-missing-fence", line, lines[bare], thread,
-                         f"{what} of TMEM that another thread has used; the threads have synchronised, but tcgen05 "
+            self._report(use, "tcgen05-missing-fence", lines[bare],
+                         f"{use.what} of TMEM that another thread has used; the threads have synchronised, but tcgen05 "
                          "instructions are ordered only by tcgen05.fence", _FENCE)  # fmt: skip
 
-    def _report(self, kind: str, line: int, lines: np.ndarray, thread: int, message: str, cure: str) -> None:
+    def _report(self, use: Use, kind: str, lines: np.ndarray, message: str, cure: str) -> None:
         for other in np.unique(lines):
-            self.M.report(kind, line, message + (f" (line {other})" if other else ""), cure, thread, int(other))
+            text = message + (f" (line {other})" if other else "")
+            self.M.report(kind, use.line, text, cure, use.thread, int(other))
 
     # -- warps: ld, st, wait, dealloc ---------------------------------------------------------------------------------
-    def _blocks(self, cta, warp, lane, column, rows, columns, packed):
-        relative = np.unique(columns)
-        relative = np.unique(np.concatenate([relative, relative + 1])) if packed else relative
-        grains = np.unique(rows // _GRAIN)
-        for i in range(len(cta)):
-            yield i, Cells(int(cta[i]), int(lane[i]) // _GRAIN + grains, int(column[i]) + relative)
+    def _uses(self, to: object, line: int, what: str) -> Iterator[Use]:
+        """One a warp of a tcgen05.ld or st."""
+        relative = np.unique(to.columns)
+        relative = np.unique(np.concatenate([relative, relative + 1])) if to.packed else relative
+        grains = np.unique(to.rows // _GRAIN)
+        for cta, thread, lane, column in zip(
+            *(x.tolist() for x in (to.cta, to.first, to.lane, to.column)), strict=True
+        ):
+            yield Use(Cells(cta, lane // _GRAIN + grains, column + relative), thread, line, what)
 
-    def load(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
+    def load(self, to: object, line: int) -> None:
         """tcgen05.ld: in flight until wait::ld, or its registers' first use (tensor_waits)."""
-        for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
-            who = int(cta[i]), int(warp[i])
-            unset = self.writer[cells.cta][cells.at] == _NEVER
-            if unset.any():
+        for use in self._uses(to, line, "tcgen05.ld"):
+            cells, who = use.cells, self._issuer(use.thread)
+            if (self.writer[cells.cta][cells.at] == _NEVER).any():
                 self.M.report("uninitialised-tmem", line, "tcgen05.ld of TMEM that nothing has written",
                               "write the cells first, or let the first product overwrite (enable-input-d false)",
-                              int(first[i]))  # fmt: skip
-            self._check_writer(cells, *who, int(first[i]), line, "tcgen05.ld", stream=False)
+                              use.thread)  # fmt: skip
+            self._check_writer(use)
             self.reads[cells.cta, who[1] // 4][cells.at] = FLYING
             self.read_line[cells.cta][cells.at] = line
             self.pending.setdefault((*who, "ld"), []).append((cells, line))
 
-    def store(self, first, cta, warp, lane, column, rows, columns, packed, line) -> None:
+    def store(self, to: object, line: int) -> None:
         """tcgen05.st: in flight until wait::st."""
-        for i, cells in self._blocks(cta, warp, lane, column, rows, columns, packed):
-            who = int(cta[i]), int(warp[i])
-            self._check_writer(cells, *who, int(first[i]), line, "tcgen05.st", stream=False)
-            self._check_readers(cells, *who, int(first[i]), line, "tcgen05.st", stream=False)
+        for use in self._uses(to, line, "tcgen05.st"):
+            cells, who = use.cells, self._issuer(use.thread)
+            self._check_writer(use)
+            self._check_readers(use)
             self.writer[cells.cta][cells.at] = self._own(*who)[0]
             self.clock[cells.cta][cells.at] = FLYING
             self.line[cells.cta][cells.at] = line
@@ -244,44 +263,43 @@ class TensorRaces:
     def freed(self, cta: int, where: slice, thread: int, line: int) -> None:
         """All use of the columns must be over."""
         cells = Cells(cta, np.arange(LANES // _GRAIN), np.arange(where.start, where.stop))
-        who = self._issuer(thread)
         for thread_of, kinds in list(self.unfenced.items()):  # dealloc itself needs no fence
             if thread_of[0] == cta:
                 for each, kind in kinds:
                     self._settle(each, thread_of[1], kind, UNFENCED, self._own(*thread_of)[1] - 1)
         strict, self.strict = self.strict, False
-        self._check_writer(cells, *who, thread, line, "tcgen05.dealloc", stream=False)
-        self._check_readers(cells, *who, thread, line, "tcgen05.dealloc", stream=False)
+        use = Use(cells, thread, line, "tcgen05.dealloc")
+        self._check_writer(use)
+        self._check_readers(use)
         self.strict = strict
 
     # -- streams: mma, cp, commit -------------------------------------------------------------------------------------
     def product(self, work: object) -> None:
         """tcgen05.mma, checked when it is issued: what it reads and overwrites must be settled by then."""
         lanes = np.concatenate([np.arange(p.lane, p.lane + p.rows) for p in work.layout]) + work.lane
-        cta, warp = self._issuer(work.thread)
         for each in work.ctas:
             target = Cells.of(each, lanes, work.column, work.layout[0].columns)
-            self._stream_write(work, cta, warp, target, reads=work.use and work.keep is None)
+            self._stream_write(work, target, reads=work.use and work.keep is None)
             if isinstance(work.left, SharedOperand):
-                self._shared(work, cta, warp, each, work.left)
+                self._shared(work, each, work.left)
             else:
-                self._stream_read(work, cta, warp, Cells.of(each, lanes, work.left & 0xFFFF, 8))
+                self._stream_read(work, Cells.of(each, lanes, work.left & 0xFFFF, 8))
             for column, extent in zip(work.factors, (work.form.m // len(work.ctas), work.form.n), strict=False):
-                self._stream_read(work, cta, warp, Cells.of(each, np.arange(32), column, -(-extent // 32)))
-            self._shared(work, cta, warp, each, work.right)
+                self._stream_read(work, Cells.of(each, np.arange(32), column, -(-extent // 32)))
+            self._shared(work, each, work.right)
 
     def copy(self, work: object) -> None:
         """tcgen05.cp."""
-        cta, warp = self._issuer(work.thread)
         for each in work.ctas:
             target = Cells.of(each, work.lanes.reshape(-1), work.column, work.columns)
-            self._stream_write(work, cta, warp, target, reads=False)
-            self._shared(work, cta, warp, each, work.matrix)
+            self._stream_write(work, target, reads=False)
+            self._shared(work, each, work.matrix)
 
-    def _stream_read(self, work: object, cta: int, warp: int, cells: Cells) -> None:
+    def _stream_read(self, work: object, cells: Cells) -> None:
         """Operands in TMEM are read from now until the stream's next commit has completed."""
+        cta, warp = self._issuer(work.thread)
         self._needs_data(cells, work)
-        self._check_writer(cells, cta, warp, work.thread, work.line, "tcgen05.mma", stream=True)
+        self._check_writer(Use(cells, work.thread, work.line, "tcgen05.mma", stream=True))
         self.stream[cells.cta][cells.at] = self._stream(cells.cta, warp)
         self.stream_clock[cells.cta][cells.at] = self._epoch(cta, warp)
         self.read_line[cells.cta][cells.at] = work.line
@@ -292,23 +310,23 @@ class TensorRaces:
                           "clear the accumulator, or let the first product overwrite (enable-input-d false)",
                           work.thread)  # fmt: skip
 
-    def _stream_write(self, work: object, cta: int, warp: int, cells: Cells, *, reads: bool) -> None:
+    def _stream_write(self, work: object, cells: Cells, *, reads: bool) -> None:
+        cta, warp = self._issuer(work.thread)
         if reads:
             self._needs_data(cells, work)
         name = self.M.program.instruction_at(work.line).split(".cta_group")[0].split()[-1]
-        self._check_writer(cells, cta, warp, work.thread, work.line, name, stream=True)
-        self._check_readers(cells, cta, warp, work.thread, work.line, name, stream=True)
+        use = Use(cells, work.thread, work.line, name, stream=True)
+        self._check_writer(use)
+        self._check_readers(use)
         self.writer[cells.cta][cells.at] = self._stream(cells.cta, warp)
         self.clock[cells.cta][cells.at] = self._epoch(cta, warp)
         self.line[cells.cta][cells.at] = work.line
 
-    def _shared(self, work: object, cta: int, warp: int, where: int, operand: SharedOperand) -> None:
+    def _shared(self, work: object, where: int, operand: SharedOperand) -> None:
         """The operand is read from now until the stream's next commit has completed."""
-        order, thread = self.order, np.array([work.thread])
-        places = Places.of(operand.flat(self.M, where).reshape(1, -1), 16, order.G)
-        order._order(thread, order._who(thread), places, work.line, "read", True, proxy=True)
-        mark = np.array([(self._epoch(cta, warp) << 6) | 32])
-        order.has_read_at(places, np.array([order.warp_columns + warp]), mark, work.line)
+        cta, warp = self._issuer(work.thread)
+        flat = operand.flat(self.M, where).reshape(1, -1)
+        self.order.stream_read(np.array([work.thread]), flat, self._epoch(cta, warp), work.line)
 
     def commit(self, work: object) -> None:
         """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import fragments
 from .errors import Fault
+from .issue import Issue
 from .lanes import spread, threads_of, write_lanes
 from .products import Accumulator, Job, Product, chains
 
@@ -36,30 +37,24 @@ class Tiles:
         ).reshape(self.count, 128) if self.count else np.zeros((0, 128), np.int64)  # fmt: skip
 
     # -- issue -----------------------------------------------------------------------------------------------------
-    def _arranged(self, sel: object, x: np.ndarray, n: int) -> np.ndarray:
-        """A value a thread as (warpgroups, 128)."""
-        x = spread(x, n)
-        if sel is None:
-            return x[self.threads]
-        return x.reshape(-1, 128)
-
-    def _uniform(self, sel: object, x: np.ndarray, n: int, line: int, what: str) -> np.ndarray:
-        groups = self.count if sel is None else n // 128
+    def _uniform(self, issue: Issue, x: np.ndarray, what: str) -> np.ndarray:
+        """The one value that all threads of each warpgroup give."""
+        everyone = issue.sel is None
         if x.shape[0] == 1:
-            return np.full(groups, x[0])
-        table = self._arranged(sel, x, n)
+            return np.full(self.count if everyone else issue.n // 128, x[0])
+        x = spread(x, issue.n)
+        table = x[self.threads] if everyone else x.reshape(-1, 128)
         if (table != table[:, :1]).any():
-            raise Fault("bad-descriptor", line, f"the threads of a warpgroup give different {what}",
-                        "compute it from values that are the same in the whole warpgroup",
-                        int(threads_of(self.M, sel, None)[0]))  # fmt: skip
+            raise issue.fault("bad-descriptor", f"the threads of a warpgroup give different {what}",
+                              "compute it from values that are the same in the whole warpgroup")  # fmt: skip
         return table[:, 0]
 
-    def issue(self, sel, product: Product, a, b, scale_d, n: int) -> None:
+    def issue(self, issue: Issue, product: Product, a, b, scale_d) -> None:
         """wgmma.mma_async: note the product; what it reads from registers is taken now."""
-        M, line = self.M, product.line
-        if M.warps % 4 and sel is None:
-            raise Fault("warpgroup", line, f"wgmma in blocks of {M.warps} warps", "use whole warpgroups", 0)
-        groups = np.arange(self.count) if sel is None else self._group_of(threads_of(M, sel, None)[::128])
+        M, line, everyone = self.M, product.line, issue.sel is None
+        if M.warps % 4 and everyone:
+            raise issue.fault("warpgroup", f"wgmma in blocks of {M.warps} warps", "use whole warpgroups")
+        groups = np.arange(self.count) if everyone else self._group_of(issue.threads[::128])
         self._check_fence(groups, line)
         entry = self._accumulator(product)
         self._leave_others(product, groups)
@@ -68,9 +63,9 @@ class Tiles:
             for r in product.a:
                 self.busy.setdefault(r, np.zeros(self.count, np.int32))[groups] += 1
         else:
-            left = self._uniform(sel, a, n, line, "descriptors of A")
-        right = self._uniform(sel, b, n, line, "descriptors of B")
-        scale = self._uniform(sel, scale_d, n, line, "values of scale-d").astype(bool)
+            left = self._uniform(issue, a, "descriptors of A")
+        right = self._uniform(issue, b, "descriptors of B")
+        scale = self._uniform(issue, scale_d, "values of scale-d").astype(bool)
         if M.unset is not None:
             M.unset.tiles(product, self.threads[groups], scale, line)
         entry.pending[groups] += 1
@@ -346,5 +341,4 @@ class Tiles:
             if descriptors.ndim == 1:
                 at = self._positions(descriptors, rows, mn_major, p.line, job.groups)
                 at = at.reshape(at.shape[0], -1)
-                M.race.group_read(cta, job.groups // M.cta_count, job.number + 1,
-                                  at + (cta * (M.shared_stride >> 4))[:, None], p.line, left)  # fmt: skip
+                M.race.group_read(job, at + (cta * (M.shared_stride >> 4))[:, None], left)

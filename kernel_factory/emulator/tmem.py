@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import Fault
-from .lanes import threads_of
 
 LANES, COLUMNS = 128, 512
 POISON = np.uint32(0xFFFFFFFF)
@@ -29,6 +28,16 @@ class Request:
     columns: int
     group: int
     line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Area:
+    """A block of cells: from this lane and column on."""
+
+    lane: int = 0
+    lanes: int = 1
+    column: int
+    columns: int
 
 
 class TensorMemory:
@@ -147,18 +156,19 @@ class TensorMemory:
         return int(M.cluster_start[cta]) + rank
 
     # -- access -----------------------------------------------------------------------------------------------------
-    def check(self, cta: np.ndarray, lane: int, lanes: int, column: int, columns: int, line: int, thread: int) -> None:
-        """Fault unless the block of cells exists and is allocated in each of the CTAs."""
-        if lane + lanes > LANES or column + columns > COLUMNS:
+    def check(self, ctas: np.ndarray, area: Area, line: int, thread: int) -> None:
+        """Fault unless the cells exist and are allocated in each of the CTAs."""
+        lane, column, last = area.lane, area.column, area.column + area.columns
+        if lane + area.lanes > LANES or last > COLUMNS:
             raise Fault(
                 "tmem-out-of-bounds", line,
-                f"TMEM lanes {lane} to {lane + lanes - 1}, columns {column} to {column + columns - 1}; "
+                f"TMEM lanes {lane} to {lane + area.lanes - 1}, columns {column} to {last - 1}; "
                 f"there are {LANES} lanes and {COLUMNS} columns",
                 "correct the TMEM address or the shape of the access", thread,
             )  # fmt: skip
-        owned = self.owner[cta, column : column + columns] != 0
+        owned = self.owner[ctas, column:last] != 0
         if not owned.all():
-            first = column + int(np.flatnonzero(~owned.reshape(-1, columns).all(axis=0))[0])
+            first = column + int(np.flatnonzero(~owned.reshape(-1, area.columns).all(axis=0))[0])
             raise Fault(
                 "tmem-unallocated", line, f"access to TMEM column {first}, which is not allocated",
                 "allocate enough columns, use the address that alloc wrote, and free them last", thread,
@@ -173,11 +183,10 @@ class TensorMemory:
         return out
 
 
-def park(M: object, group: object, sel: object, block: object) -> np.ndarray:
+def park(M: object, group: object, sel: object, block: object) -> None:
     """Threads of an alloc wait; they go on behind it."""
     from .machine import ALLOC
 
     M._dissolve(group)
     lanes = group.span if sel is None else sel
     M.state[lanes], M.pc[lanes] = ALLOC, block.number + 1
-    return threads_of(M, sel, None)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..lanes import spread
 from ..ptx.records import Immediate, Instruction
 from ..registry import emits, runtime
 from .memory_access import WORDS, global_take, shared_flat
@@ -30,13 +31,9 @@ def issue(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail(f"the size of cp.async.{ins.modifiers[1]} must be one of {allowed}")
     if len(rest) > 1:
         raise e.fail("cache-policy operands of cp.async are not emulated")
-    shared, shared_offset = e.shared_address(target)
-    memory, offset = e.global_address(source)
+    places = f"{e.shared_place(target)}, {e.global_place(source)}"
     count = e.value(rest[0], "u32") if rest else "None"
-    e.line(
-        f"async_issue(M, sel, {shared}, {shared_offset}, {memory}, {offset}, {size.value}, {count}, "
-        f"{e.guard()}, {ins.line}, n)"
-    )
+    e.line(f"async_issue({e.issue()}, {places}, {size.value}, {count})")
 
 
 @emits("cp.async.commit_group", writes=False)
@@ -83,45 +80,35 @@ class Copy:
 
 
 @runtime
-def async_issue(M, sel, shared, shared_offset, memory, offset, size, count, mask, line, n):
-    chosen = settle(mask)
-    flat = shared_flat(M, sel, shared, shared_offset, size, chosen, line)
-    threads = threads_of(M, sel, chosen)
+def async_issue(issue: Issue, target: tuple, source: tuple, size: int, count: np.ndarray | None) -> None:
+    M, threads = issue.M, issue.threads
+    flat = shared_flat(issue, target, size)
     if threads.size == 0:
         return
     if count is None:
-        data = spread(global_take(M, sel, memory, offset, size, chosen, line, n), threads.size)
+        data = spread(global_take(issue, source, size), threads.size)
     else:
-        data = _with_zeros(M, sel, memory, offset, size, spread(count, n), chosen, line, n)
+        data = _with_zeros(issue, source, size, issue.each(count))
     if M.race:
-        M.race.write(threads, flat, size, line, in_flight=True)
+        M.race.launched(threads, flat, size, issue.line)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, size, line, "cp.async")
-    lanes = sel if chosen is None and isinstance(sel, slice) else None
-    M.copies.append(Copy(lanes, threads, flat, data, M.groups[threads], size, line))
+        M.count.shared(issue, flat, size, "cp.async")
+    lanes = issue.sel if issue.chosen is None and isinstance(issue.sel, slice) else None
+    M.copies.append(Copy(lanes, threads, flat, data, M.groups[threads], size, issue.line))
 
 
-def _with_zeros(M, sel, memory, offset, size, count, chosen, line, n):
+def _with_zeros(issue: Issue, source: tuple, size: int, count: np.ndarray) -> np.ndarray:
     """Data of copies with a source size: bytes past it are zeros, and a size of zero reads nothing."""
-    if int(count.min()) >= size:
-        return spread(
-            global_take(M, sel, memory, offset, size, chosen, line, n), n if chosen is None else chosen.shape[0]
-        )
-    on = count > 0
-    if chosen is not None:
-        selected = np.zeros(n, bool)
-        selected[chosen] = True
-        on = on & selected
-    reading = np.flatnonzero(on)
-    out = np.zeros((n, size), np.uint8)
+    reading = np.flatnonzero(count > 0)
+    out = np.zeros((count.shape[0], size), np.uint8)
     if reading.size:
-        got = global_take(M, sel, memory, offset, size, reading, line, n)
+        some = issue if reading.size == count.shape[0] else issue.narrowed(issue.lanes[reading])
+        got = spread(global_take(some, source, size), reading.size)
         out[reading] = got.view(np.uint8).reshape(-1, size)
-        short = np.flatnonzero(on & (count < size))
+        short = np.flatnonzero(count < size)
         if short.size:
             out[short] *= np.arange(size)[None, :] < count[short, None]
-    data = out.view(WORDS[size]).reshape(-1)
-    return data if chosen is None else data[chosen]
+    return out.view(WORDS[size]).reshape(-1)
 
 
 @runtime

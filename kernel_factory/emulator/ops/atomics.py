@@ -7,17 +7,20 @@ manual says.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from ..emitter import NUMPY, Emitter, Modifiers, size_of
-from ..lanes import settle, spread, threads_of
+from ..emitter import DTYPES, NUMPY, Emitter, Modifiers, size_of
+from ..issue import Issue
+from ..lanes import spread
 from ..numerics import bf16_bits, bf16_value, ftz
 from ..ptx.records import Instruction, Vector
 from ..race_atomics import shared_atomic
-from ..registry import emits, runtime
-from .cluster import cluster_address, cluster_flat
-from .generic_access import _generic, generic_masks
-from .memory_access import global_parts, shared_flat
+from ..registry import RUNTIME, emits, runtime
+from .cluster import cluster_flat
+from .generic_access import by_space, merged, space_of
+from .memory_access import global_parts, place_in, shared_flat
 
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint", "L1::", "L2::")
 _OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -32,6 +35,8 @@ _TYPES = {
 _TYPES["max"] = _TYPES["min"]
 _TYPES["or"] = _TYPES["xor"] = _TYPES["and"]
 _TYPES["dec"] = _TYPES["inc"]
+_BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_INTEGERS = ("u32", "s32", "u64", "s64")
 
 
 @emits("atom")
@@ -63,95 +68,160 @@ def _emit(e: Emitter, ins: Instruction, mods: Modifiers, dst: object, sources: t
     compare = e.value(sources[1], storage) if op == "cas" else "None"
     if len(values) != count or (count > 1 and (space in ("shared", "cluster") or op not in ("add", "min", "max"))):
         raise e.fail(f"{ins.opcode}.{op} of {len(values)} values in .{space} is not emulated")
-    base, offset = _address(e, sources[0], space)
+    what = e.static(Atomic(op=op, kind=kind, dtype=DTYPES[storage], returns=dst is not None))
     name = e.temp()
-    e.line(
-        f"{name} = atomic_{space}(M, sel, {base}, {offset}, {op!r}, {kind!r}, {storage}, [{', '.join(values)}], "
-        f"{compare}, {dst is not None}, {e.guard()}, {ins.line}, n)"
-    )
+    place = place_in(e, sources[0], space)
+    e.line(f"{name} = atomic_{space}({e.issue()}, {place}, {what}, [{', '.join(values)}], {compare})")
     items = dst.items if isinstance(dst, Vector) else (dst,)
     for i, item in enumerate(items):
         e.set(item, f"{name}[{i}]", f"u{8 * size_of(storage)}" if storage != "c16" else "c16")
 
 
-def _address(e: Emitter, operand: object, space: str) -> tuple[str, int]:
-    if space == "global":
-        return e.global_address(operand)
-    if space == "shared":
-        return e.shared_address(operand)
-    if space == "cluster":
-        return cluster_address(e, operand)
-    base, offset = e.address(operand)
-    return e.value(base, "u64"), offset
+# -- one memory cell after the other ----------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Atomic:
+    """An operation on cells of ``dtype``, whose bits mean a ``kind``; ``returns``: the old values are wanted."""
+
+    op: str
+    kind: str
+    dtype: type
+    returns: bool = False
+    flush: bool = False
+
+    @property
+    def size(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def update(self, view: np.ndarray, at: np.ndarray, value: np.ndarray, compare: np.ndarray | None) -> np.ndarray:
+        """Apply the operation at ``at``, in order where positions repeat; the old values, if they are wanted."""
+        if at.shape[0] == 0:
+            return np.zeros(0, view.dtype)
+        order = np.argsort(at, kind="stable")
+        cells = at[order]
+        first = np.ones(cells.shape, bool)
+        first[1:] = cells[1:] != cells[:-1]
+        start = np.maximum.accumulate(np.where(first, np.arange(cells.shape[0]), 0))
+        rank = np.arange(cells.shape[0]) - start
+        deepest = int(rank.max())
+        old = np.empty(at.shape, view.dtype)
+        if deepest > 16:
+            known = self._at_once(view, cells, value[order], start)
+            if known is not None:
+                old[order] = known
+                return old
+        for turn in range(deepest + 1):
+            now = order[rank == turn] if deepest else order
+            where = at[now]
+            before = view[where]
+            old[now] = before
+            view[where] = self.result(before, value[now], None if compare is None else compare[now])
+        return old
+
+    def _at_once(self, view: np.ndarray, cells: np.ndarray, value: np.ndarray, start: np.ndarray) -> np.ndarray | None:
+        """Many threads on few cells: sums and extremes that need no order, and integer prefix sums for old values."""
+        if self.kind in _INTEGERS and self.op == "add":
+            before = view[cells]
+            running = np.cumsum(value, dtype=value.dtype) - value
+            np.add.at(view, cells, value)
+            return before + (running - running[start])
+        ufunc = _BITWISE.get(self.op)
+        if self.kind in _INTEGERS and self.op in ("min", "max"):
+            ufunc = np.minimum if self.op == "min" else np.maximum
+        elif self.op == "add" and self.kind in ("f32", "f64"):
+            ufunc, value = np.add, ftz(value) if self.flush else value
+        if ufunc is None or self.returns:
+            return None
+        ufunc.at(view, cells, value)
+        return np.zeros(cells.shape, view.dtype)  # nobody asks
+
+    def result(self, old: np.ndarray, value: np.ndarray, compare: np.ndarray | None) -> np.ndarray:
+        """The new value of a cell."""
+        op = self.op
+        if op == "exch":
+            return value
+        if op == "cas":
+            return np.where(old == compare, value, old)
+        if op == "inc":
+            return np.where(old >= value, 0, old + np.uint32(1)).astype(np.uint32)
+        if op == "dec":
+            return np.where((old == 0) | (old > value), value, old - np.uint32(1)).astype(np.uint32)
+        if self.kind in ("f16", "bf16", "f16x2", "bf16x2"):
+            return self._halves(old, value)
+        if op == "add":
+            return ftz(ftz(old) + ftz(value)) if self.flush else old + value
+        if op in ("min", "max"):
+            pick = {"min": np.fmin, "max": np.fmax} if self.kind == "f32" else {"min": np.minimum, "max": np.maximum}
+            return pick[op](old, value)
+        return _BITWISE[op](old, value)
+
+    def _halves(self, old: np.ndarray, value: np.ndarray) -> np.ndarray:
+        wide = self.kind.startswith("bf16")
+        words = [np.ascontiguousarray(x).view(np.uint16) for x in (old, value)]
+        a, b = (bf16_value(w) if wide else w.view(np.float16).astype(np.float32) for w in words)
+        new = a + b if self.op == "add" else (np.fmin if self.op == "min" else np.fmax)(a, b)
+        bits = bf16_bits(new).astype(np.uint16) if wide else new.astype(np.float16).view(np.uint16)
+        return bits.view(old.dtype)
+
+
+# -- run time ---------------------------------------------------------------------------------------------------------
+@runtime
+def atomic_generic(issue: Issue, place: tuple, what: Atomic, values: list, compare: object) -> list:
+    parts = by_space(issue, place[0])
+    if parts is None:
+        space, there = space_of(issue, place)
+        return RUNTIME[f"atomic_{space}"](issue, there, what, values, compare)
+    found = [atomic_generic(one, place, what, values, compare) for one in parts]
+    return merged(parts, found) if what.returns else [None] * len(values)
 
 
 @runtime
-def atomic_generic(M, sel, address, offset, op, kind, dtype, values, compare, want, mask, line, n):
-    masks = generic_masks(address, mask, n)
-    if masks is not None:
-        args = (offset, op, kind, dtype, values, compare, want)
-        parts = [atomic_generic(M, sel, address, *args, one, line, n) for one in masks]
-        return [np.select(masks, [p[i] for p in parts]) if want else None for i in range(len(values))]
-    space, base = _generic(M, sel, address, mask, line)
-    call = {"shared": atomic_shared, "cluster": atomic_cluster}.get(space, atomic_global)
-    return call(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n)
+def atomic_shared(issue: Issue, place: tuple, what: Atomic, values: list, compare: object) -> list:
+    return _on_shared(issue, shared_flat(issue, place, what.size), what, values[0], compare)
 
 
 @runtime
-def atomic_shared(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n):
-    chosen = settle(mask)
-    flat = shared_flat(M, sel, base, offset, np.dtype(dtype).itemsize, chosen, line)
-    return _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n)
+def atomic_cluster(issue: Issue, place: tuple, what: Atomic, values: list, compare: object) -> list:
+    return _on_shared(issue, cluster_flat(issue, place, what.size), what, values[0], compare)
 
 
-@runtime
-def atomic_cluster(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n):
-    chosen = settle(mask)
-    flat = cluster_flat(M, sel, base, offset, np.dtype(dtype).itemsize, chosen, line, n)
-    return _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n)
-
-
-def _on_shared(M, sel, flat, op, kind, dtype, values, compare, want, chosen, line, n):
+def _on_shared(issue: Issue, flat: np.ndarray, what: Atomic, value: np.ndarray, compare: np.ndarray | None) -> list:
     """An atomic at these positions of the batch's shared memory, of whichever CTA."""
-    size = np.dtype(dtype).itemsize
-    threads = threads_of(M, sel, chosen)
+    M = issue.M
     if M.race:
-        shared_atomic(M.race, threads, flat, size, line)
+        shared_atomic(M.race, issue.threads, flat, what.size, issue.line)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, size, line, "atom")
-    view = M.shared_views[size].view(dtype)
-    at = flat >> (size.bit_length() - 1)
-    picked = [_pick(x, n, chosen) for x in (values[0], compare)]
-    at = spread(at, threads.shape[0])
+        M.count.shared(issue, flat, what.size, "atom")
+    view = M.shared_views[what.size].view(what.dtype)
+    at = spread(flat >> (what.size.bit_length() - 1), issue.count)
     before = view[at]
-    old = update(view, at, op, kind, *picked, want, False)
+    old = what.update(view, at, issue.each(value), None if compare is None else issue.each(compare))
     _changed(M, before, view[at])
-    return [_back(old, chosen, n)] if want else [None]
+    return [_words(issue, old) if what.returns else None]
 
 
 @runtime
-def atomic_global(M, sel, base, offset, op, kind, dtype, values, compare, want, mask, line, n):
-    chosen = settle(mask)
-    size = np.dtype(dtype).itemsize
-    count, m = len(values), n if chosen is None else chosen.shape[0]
-    out = [np.zeros(m, dtype) for _ in values] if want else [None] * count
-    for lanes, at, buffer in global_parts(M, sel, base, offset, size * count, chosen, True, line, n):
-        at = spread(at, m if lanes is None else lanes.shape[0])
+def atomic_global(issue: Issue, place: tuple, what: Atomic, values: list, compare: object) -> list:
+    M, count = issue.M, len(values)
+    if what.kind == "f32" and what.op == "add" and count == 1:
+        what = replace(what, flush=True)
+    out = [np.zeros(issue.count, what.dtype) for _ in values]
+    values = [issue.each(value) for value in values]
+    compare = None if compare is None else issue.each(compare)
+    for lanes, elements in global_parts(issue, place, what.size * count, True):
+        mine = slice(None) if lanes is None else lanes
+        at = spread(elements.at, issue.count if lanes is None else lanes.shape[0])
+        elements = replace(elements, at=at)
         if M.global_race:
-            M.global_race.atomic(threads_of(M, sel, chosen), lanes, at, size * count, buffer)
+            M.global_race.atomic(issue.some(lanes), elements)
         if M.count:
-            M.count.memory(M, sel, chosen, lanes, at, size * count, buffer, "write", line, n)
-        view = buffer.view(size).view(dtype)
+            M.count.memory(issue, lanes, elements, "write")
+        view = elements.buffer.view(what.size).view(what.dtype)
         for i, value in enumerate(values):
-            picked = [_pick(x, n, chosen) for x in (value, compare)]
-            if lanes is not None:
-                picked = [x if x is None else x[lanes] for x in picked]
-            before = view[at * count + i]
-            old = update(view, at * count + i, op, kind, *picked, want, kind == "f32" and op == "add" and count == 1)
-            _changed(M, before, view[at * count + i])
-            if want:
-                out[i][slice(None) if lanes is None else lanes] = old
-    return [_back(x, chosen, n) for x in out] if want else out
+            cells = at * count + i
+            before = view[cells]
+            out[i][mine] = what.update(view, cells, value[mine], None if compare is None else compare[mine])
+            _changed(M, before, view[cells])
+    return [_words(issue, x) if what.returns else None for x in out]
 
 
 def _changed(M: object, before: np.ndarray, after: np.ndarray) -> None:
@@ -160,95 +230,6 @@ def _changed(M: object, before: np.ndarray, after: np.ndarray) -> None:
         M.changed()
 
 
-def _pick(x: np.ndarray | None, n: int, chosen: np.ndarray | None) -> np.ndarray | None:
-    if x is None:
-        return None
-    x = spread(x, n)
-    return x if chosen is None else x[chosen]
-
-
-def _back(old: np.ndarray, chosen: np.ndarray | None, n: int) -> np.ndarray:
-    words = old if old.dtype.kind == "c" else old.view(f"u{old.dtype.itemsize}")
-    if chosen is None:
-        return words
-    full = np.zeros(n, words.dtype)
-    full[chosen] = words
-    return full
-
-
-# -- one memory cell after the other ----------------------------------------------------------------------------------
-def update(view, at, op, kind, value, compare, want, flush):
-    """Apply the operation at ``at``, in order where positions repeat; the old values if wanted."""
-    if at.shape[0] == 0:
-        return np.zeros(0, view.dtype)
-    order = np.argsort(at, kind="stable")
-    cells = at[order]
-    first = np.ones(cells.shape, bool)
-    first[1:] = cells[1:] != cells[:-1]
-    start = np.maximum.accumulate(np.where(first, np.arange(cells.shape[0]), 0))
-    rank = np.arange(cells.shape[0]) - start
-    deepest = int(rank.max())
-    if deepest > 16:
-        done, old = _at_once(view, cells, op, kind, value[order], want, flush, start)
-        if done:
-            return _unsort(old, order) if want else None
-    old = np.empty(at.shape, view.dtype)
-    for turn in range(deepest + 1):
-        now = order[rank == turn] if deepest else order
-        where = at[now]
-        before = view[where]
-        old[now] = before
-        view[where] = result(before, op, kind, value[now], None if compare is None else compare[now], flush)
-    return old
-
-
-def _unsort(old: np.ndarray, order: np.ndarray) -> np.ndarray:
-    out = np.empty_like(old)
-    out[order] = old
-    return out
-
-
-def _at_once(view, cells, op, kind, value, want, flush, start):
-    """Many threads on few cells: sums and extremes that need no order, and integer prefix sums for old values."""
-    if kind in ("u32", "s32", "u64", "s64") and op == "add":
-        before = view[cells]
-        running = np.cumsum(value, dtype=value.dtype) - value
-        np.add.at(view, cells, value)
-        return True, before + (running - running[start])
-    ufunc = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}.get(op)
-    if kind in ("u32", "s32", "u64", "s64") and op in ("min", "max"):
-        ufunc = np.minimum if op == "min" else np.maximum
-    elif op == "add" and kind in ("f32", "f64") and not want:
-        ufunc, value = np.add, ftz(value) if flush else value
-    if ufunc is None or want:
-        return False, None
-    ufunc.at(view, cells, value)
-    return True, None
-
-
-def result(old, op, kind, value, compare, flush):
-    """The new value of a cell."""
-    if op == "exch":
-        return value
-    if op == "cas":
-        return np.where(old == compare, value, old)
-    if op == "inc":
-        return np.where(old >= value, 0, old + np.uint32(1)).astype(np.uint32)
-    if op == "dec":
-        return np.where((old == 0) | (old > value), value, old - np.uint32(1)).astype(np.uint32)
-    if kind in ("f16", "bf16", "f16x2", "bf16x2"):
-        return _halves(old, op, kind, value)
-    if op == "add":
-        return ftz(ftz(old) + ftz(value)) if flush else old + value
-    if op in ("min", "max"):
-        pick = {"min": np.fmin, "max": np.fmax} if kind == "f32" else {"min": np.minimum, "max": np.maximum}
-        return pick[op](old, value)
-    return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op](old, value)
-
-
-def _halves(old, op, kind, value):
-    words = [np.ascontiguousarray(x).view(np.uint16) for x in (old, value)]
-    a, b = (bf16_value(w) if kind.startswith("bf16") else w.view(np.float16).astype(np.float32) for w in words)
-    new = a + b if op == "add" else (np.fmin if op == "min" else np.fmax)(a, b)
-    bits = bf16_bits(new).astype(np.uint16) if kind.startswith("bf16") else new.astype(np.float16).view(np.uint16)
-    return bits.view(old.dtype)
+def _words(issue: Issue, old: np.ndarray) -> np.ndarray:
+    """Old values as unsigned words, for each thread at hand."""
+    return issue.back(old if old.dtype.kind == "c" else old.view(f"u{old.dtype.itemsize}"))

@@ -13,10 +13,12 @@ from .. import cta_barriers
 from ..blocks import Block, successors
 from ..emitter import Emitter, Modifiers
 from ..errors import Fault
-from ..lanes import settle, spread, threads_of, write_lanes
+from ..issue import Issue
+from ..lanes import spread, threads_of, write_lanes
+from ..mbarriers import Arrival
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
-from .cluster import cluster_address, cluster_flat
+from .cluster import cluster_flat
 
 _SHORT_LOOP = 3  # blocks behind a wait within which its loop closes
 
@@ -29,9 +31,8 @@ def _modifiers(mods: Modifiers) -> None:
     mods.take("shared", "shared::cta", "shared::cluster")
 
 
-def _numbers(x: np.ndarray, n: int, chosen: np.ndarray | None) -> np.ndarray:
-    x = spread(x, n).astype(np.int64)
-    return x if chosen is None else x[chosen]
+def _numbers(issue: Issue, x: np.ndarray) -> np.ndarray:
+    return issue.each(x).astype(np.int64)
 
 
 @emits("mbarrier.init", "mbarrier.inval", writes=False)
@@ -40,22 +41,20 @@ def init(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     _modifiers(mods)
     start = ins.modifiers[0] == "init"
     operands = e.operands(2 if start else 1)
-    base, offset = cluster_address(e, operands[0])
     count = e.value(operands[1], "u32") if start else "None"
-    e.line(f"mbarrier_life(M, sel, {base}, {offset}, {count}, {e.guard()}, {ins.line}, n)")
+    e.line(f"mbarrier_life({e.issue()}, {e.cluster_place(operands[0])}, {count})")
 
 
 @runtime
-def mbarrier_life(M, sel, base, offset, count, mask, line, n):
-    chosen = settle(mask)
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
+def mbarrier_life(issue: Issue, place: tuple, count: np.ndarray | None) -> None:
+    M, threads = issue.M, issue.threads
+    flat = cluster_flat(issue, place, 8)
     if not threads.size:
         return
     if count is None:
-        M.mbarriers.inval(flat, threads, line)
+        M.mbarriers.inval(flat, threads, issue.line)
     else:
-        M.mbarriers.init(flat, _numbers(count, n, chosen), threads, line)
+        M.mbarriers.init(flat, _numbers(issue, count), threads, issue.line)
 
 
 @emits("mbarrier.arrive", "mbarrier.arrive_drop")
@@ -69,29 +68,21 @@ def arrive(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail("an arrive on a shared::cluster mbarrier returns no state; its destination is _")
     if len(rest) > 1 or (expect and not rest):
         raise e.fail("mbarrier.arrive takes an address, and a count or the expected bytes")
-    base, offset = cluster_address(e, target)
+    how = e.static(Arrival(expects=bool(expect), drop=ins.modifiers[0] == "arrive_drop", complete=not incomplete))
     extra = e.value(rest[0], "u32") if rest else "None"
     name = e.temp()
-    e.line(
-        f"{name} = mbarrier_arrive(M, sel, {base}, {offset}, {'None' if expect else extra}, "
-        f"{extra if expect else 'None'}, {ins.modifiers[0] == 'arrive_drop'}, {not incomplete}, {e.guard()}, "
-        f"{ins.line}, n)"
-    )
+    e.line(f"{name} = mbarrier_arrive({e.issue()}, {e.cluster_place(target)}, {how}, {extra})")
     e.set(state, name, "u64")
 
 
 @runtime
-def mbarrier_arrive(M, sel, base, offset, count, tx, drop, complete, mask, line, n):
-    chosen = settle(mask)
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
-    out = np.zeros(n, np.uint64)
-    if threads.size:
-        counts = np.ones(threads.size, np.int64) if count is None else _numbers(count, n, chosen)
-        expected = None if tx is None else _numbers(tx, n, chosen)
-        token = M.mbarriers.arrive(flat, counts, threads, line, tx=expected, drop=drop, complete=complete)
-        out[slice(None) if chosen is None else chosen] = token
-    return out
+def mbarrier_arrive(issue: Issue, place: tuple, how: Arrival, extra: np.ndarray | None) -> np.ndarray:
+    """The states of the phases that the arrivals joined; ``extra`` is the count, or the bytes that are expected."""
+    flat = cluster_flat(issue, place, 8)
+    if not issue.threads.size:
+        return np.zeros(issue.n, np.uint64)
+    number = np.ones(issue.count, np.int64) if extra is None else _numbers(issue, extra)
+    return issue.back(issue.M.mbarriers.arrive(flat, number, issue.threads, issue.line, how))
 
 
 @emits("mbarrier.expect_tx", "mbarrier.complete_tx", writes=False)
@@ -99,26 +90,22 @@ def transactions(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """mbarrier.expect_tx, and complete_tx as software may simulate it."""
     _modifiers(mods)
     target, count = e.operands(2)
-    base, offset = cluster_address(e, target)
-    e.line(
-        f"mbarrier_bytes(M, sel, {base}, {offset}, {e.value(count, 'u32')}, {ins.modifiers[0] == 'expect_tx'}, "
-        f"{e.guard()}, {ins.line}, n)"
-    )
+    expect = ins.modifiers[0] == "expect_tx"
+    e.line(f"mbarrier_bytes({e.issue()}, {e.cluster_place(target)}, {e.value(count, 'u32')}, {expect})")
 
 
 @runtime
-def mbarrier_bytes(M, sel, base, offset, count, expect, mask, line, n):
-    chosen = settle(mask)
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
+def mbarrier_bytes(issue: Issue, place: tuple, count: np.ndarray, expect: bool) -> None:
+    M, threads = issue.M, issue.threads
+    flat = cluster_flat(issue, place, 8)
     if not threads.size:
         return
-    count = _numbers(count, n, chosen)
+    count = _numbers(issue, count)
     if expect:
-        M.mbarriers.expect(flat, count, threads, line)
+        M.mbarriers.expect(flat, count, threads, issue.line)
     else:
-        ids = M.mbarriers.find(flat, threads, line, "mbarrier.complete_tx")
-        M.mbarriers.complete(ids, count, line, int(threads[0]))
+        ids = M.mbarriers.find(flat, threads, issue.line, "mbarrier.complete_tx")
+        M.mbarriers.complete(ids, count, issue.line, int(threads[0]))
 
 
 @emits("mbarrier.pending_count")
@@ -132,23 +119,21 @@ def pending_count(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 # -- waits ------------------------------------------------------------------------------------------------------------
 def resolve_wait(M, group, block, sel, n, value) -> None:
     """Threads whose phase is complete get True and go on; the others are parked behind the instruction."""
-    base, offset, phase, mask = value
-    ins = block.terminator
-    chosen = settle(mask)
+    issue, place, phase = value
+    ins, threads = block.terminator, issue.threads
     following = block.number + 1
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, ins.line, n)
-    threads = threads_of(M, sel, chosen)
+    flat = cluster_flat(issue, place, 8)
     if not threads.size:
         M.go(group, sel, following)
         return
     ids = M.mbarriers.find(flat, threads, ins.line, f"mbarrier.{ins.modifiers[0]}")
-    x = _numbers(phase, n, chosen)
+    x = _numbers(issue, phase)
     done = M.mbarriers.ready(ids, x) if "parity" in ins.modifiers else M.mbarriers.phase[ids] != x >> 32
     register = ins.operands[0].number
     if M.race and done.any():
         M.race.mbarrier_wait(threads[done], ids[done])
     if done.all():
-        if chosen is None:
+        if issue.chosen is None:
             _set_true(M, register, sel)
         else:
             write_lanes(M, register, threads, True)
@@ -187,8 +172,8 @@ def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     _modifiers(mods)
     if len(ins.operands) not in (3, 4) or not hasattr(ins.operands[0], "number"):
         raise e.fail(f"mbarrier.{ins.modifiers[0]} takes a predicate, an address, a phase, and a time hint")
-    base, offset = cluster_address(e, ins.operands[1])
-    return f"({base}, {offset}, {e.value(ins.operands[2], 'u32' if parity else 'u64')}, {e.guard()})"
+    phase = e.value(ins.operands[2], "u32" if parity else "u64")
+    return f"({e.issue()}, {e.cluster_place(ins.operands[1])}, {phase})"
 
 
 @emits("cp.async.mbarrier.arrive", writes=False)
@@ -197,20 +182,18 @@ def arrive_after_copies(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.type("b64")
     mods.take("shared", "shared::cta")
     no_increment = bool(mods.take("noinc"))
-    base, offset = cluster_address(e, e.operands(1)[0])
-    e.line(f"arrive_after(M, sel, {base}, {offset}, {no_increment}, {e.guard()}, {ins.line}, n)")
+    e.line(f"arrive_after({e.issue()}, {e.cluster_place(e.operands(1)[0])}, {no_increment})")
 
 
 @runtime
-def arrive_after(M, sel, base, offset, no_increment, mask, line, n):
-    chosen = settle(mask)
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
+def arrive_after(issue: Issue, place: tuple, no_increment: bool) -> None:
+    M, threads = issue.M, issue.threads
+    flat = cluster_flat(issue, place, 8)
     if threads.size:
-        ids = M.mbarriers.find(flat, threads, line, "cp.async.mbarrier.arrive")
+        ids = M.mbarriers.find(flat, threads, issue.line, "cp.async.mbarrier.arrive")
         if not no_increment:
             np.add.at(M.mbarriers.pending, ids, 1)
-        M.async_copies.arrive_later(threads, flat, line)
+        M.async_copies.arrive_later(threads, flat, issue.line)
 
 
 # -- bar.arrive and bar.red -------------------------------------------------------------------------------------------
@@ -219,15 +202,13 @@ def bar_arrive(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """bar.arrive a, b: count at a barrier without waiting."""
     mods.take("aligned")
     number, count = e.operands(2)
-    e.line(f"barrier_arrive(M, sel, {e.value(number, 'u32')}, {e.value(count, 'u32')}, {e.guard()}, {ins.line}, n)")
+    e.line(f"barrier_arrive({e.issue()}, {e.value(number, 'u32')}, {e.value(count, 'u32')})")
 
 
 @runtime
-def barrier_arrive(M, sel, number, count, mask, line, n):
-    chosen = settle(mask)
-    threads = threads_of(M, sel, chosen)
-    if threads.size:
-        cta_barriers.arrive(M, threads, _numbers(number, n, chosen), _numbers(count, n, chosen), line)
+def barrier_arrive(issue: Issue, number: np.ndarray, count: np.ndarray) -> None:
+    if issue.threads.size:
+        cta_barriers.arrive(issue.M, issue.threads, _numbers(issue, number), _numbers(issue, count), issue.line)
 
 
 def resolve_reduce(M, group, block, sel, n, value) -> None:

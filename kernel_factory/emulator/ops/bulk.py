@@ -6,17 +6,19 @@ belong to the bulk group of their thread.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..boxes import check_room
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..memory import Elements
 from ..ptx.records import Immediate, Instruction
 from ..registry import emits, runtime
-from .cluster import cluster_address, cluster_flat
+from .cluster import cluster_flat
 from .reductions import combiner
-from .tma import own_flat
+from .tma import multicast_to, own_flat
 
 _CHUNK = 16
 
@@ -28,40 +30,27 @@ def bulk_copy(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     policy = int(bool(mods.take("L2::cache_hint")))
     if target == "global" and source == "shared::cta":
         mods.one("bulk_group")
-        _to_global(e, ins, e.operands(3 + policy), "None", "None")
+        _to_global(e, e.operands(3 + policy), None)
     elif target in ("shared::cta", "shared::cluster") and source == "global":
         mods.one("mbarrier::complete_tx::bytes")
         multicast = bool(mods.take("multicast::cluster"))
         shared, memory, size, barrier, *rest = e.operands(4 + multicast + policy)
-        base, offset = cluster_address(e, shared)
-        place, place_offset = e.global_address(memory)
         mask = e.value(rest[0], "u16") if multicast else "None"
-        _call(e, ins, "bulk_load", f"{base}, {offset}, {place}, {place_offset}", size, barrier, mask)
+        places = f"{e.cluster_place(shared)}, {e.global_place(memory)}"
+        e.line(f"bulk_load({e.issue()}, {places}, {e.value(size, 'u32')}, {e.cluster_place(barrier)}, {mask})")
     elif target == "shared::cluster" and source == "shared::cta":
         mods.one("mbarrier::complete_tx::bytes")
         shared, other, size, barrier = e.operands(4)
-        base, offset = cluster_address(e, shared)
-        place, place_offset = e.shared_address(other)
-        _call(e, ins, "bulk_send", f"{base}, {offset}, {place}, {place_offset}", size, barrier, "None")
+        places = f"{e.cluster_place(shared)}, {e.shared_place(other)}"
+        e.line(f"bulk_send({e.issue()}, {places}, {e.value(size, 'u32')}, {e.cluster_place(barrier)})")
     else:
         raise e.fail(f"cp.async.bulk from {source} to {target} is not emulated")
 
 
-def _call(e: Emitter, ins: Instruction, function: str, places: str, size: object, barrier: object, mask: str) -> None:
-    object_base, object_offset = cluster_address(e, barrier)
-    e.line(
-        f"{function}(M, sel, {places}, {e.value(size, 'u32')}, {object_base}, {object_offset}, {mask}, {e.guard()}, "
-        f"{ins.line}, n)"
-    )
-
-
-def _to_global(e: Emitter, ins: Instruction, operands: tuple, op: str, kind: str) -> None:
-    place, place_offset = e.global_address(operands[0])
-    base, offset = e.shared_address(operands[1])
-    e.line(
-        f"bulk_store(M, sel, {base}, {offset}, {place}, {place_offset}, {e.value(operands[2], 'u32')}, {op}, {kind}, "
-        f"{e.guard()}, {ins.line}, n)"
-    )
+def _to_global(e: Emitter, operands: tuple, reduction: tuple[str, str] | None) -> None:
+    target, source, size, *_ = operands
+    places = f"{e.global_place(target)}, {e.shared_place(source)}"
+    e.line(f"bulk_store({e.issue()}, {places}, {e.value(size, 'u32')}, {reduction})")
 
 
 @emits("cp.reduce.async.bulk", writes=False)
@@ -77,7 +66,7 @@ def bulk_reduce(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     policy = int(bool(mods.take("L2::cache_hint")))
     if kind not in ("f16", "bf16", "f32", "f64", "u32", "s32", "u64", "s64", "b32", "b64"):
         raise e.fail(f"reductions of .{kind} are not emulated")
-    _to_global(e, ins, e.operands(3 + policy), repr(op), repr(kind))
+    _to_global(e, e.operands(3 + policy), (op, kind))
 
 
 @emits("cp.async.bulk.prefetch.L2", writes=False)
@@ -91,13 +80,12 @@ def bulk_prefetch(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 def commit(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Close the thread's bulk group."""
     e.operands(0)
-    e.line(f"bulk_commit(M, sel, {e.guard()})")
+    e.line(f"bulk_commit({e.issue()})")
 
 
 @runtime
-def bulk_commit(M, sel, guard):
-    threads = threads_of(M, sel, settle(guard))
-    M.async_copies.commit(threads)
+def bulk_commit(issue: Issue) -> None:
+    issue.M.async_copies.commit(issue.threads)
 
 
 @emits("cp.async.bulk.wait_group", writes=False)
@@ -107,12 +95,12 @@ def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     (left,) = e.operands(1)
     if not isinstance(left, Immediate):
         raise e.fail("the count of wait_group is no constant")
-    e.line(f"bulk_wait(M, sel, {left.value}, {e.guard()})")
+    e.line(f"bulk_wait({e.issue()}, {left.value})")
 
 
 @runtime
-def bulk_wait(M, sel, left, guard):
-    threads = threads_of(M, sel, settle(guard))
+def bulk_wait(issue: Issue, left: int) -> None:
+    M, threads = issue.M, issue.threads
     if threads.size:
         M.async_copies.wait(threads, left)
         if M.race:
@@ -140,134 +128,123 @@ class Line:
             M.mbarriers.complete(self.barriers, self.size, self.line, int(self.threads[0]))
 
 
-def _sizes(size, n, chosen, threads, line):
-    size = spread(size, n).astype(np.int64)
-    size = size if chosen is None else size[chosen]
+def _sizes(issue: Issue, size: np.ndarray) -> np.ndarray:
+    size = issue.each(size).astype(np.int64)
     if (size % _CHUNK).any():
         at = int(np.argmax(size % _CHUNK != 0))
-        raise Fault("misaligned", line, f"bulk copy of {int(size[at])} bytes", "copy a multiple of 16 bytes",
-                    int(threads[at]))  # fmt: skip
+        raise issue.fault("misaligned", f"bulk copy of {int(size[at])} bytes", "copy a multiple of 16 bytes", at)
     return size
 
 
-def _global(M, base, offset, size, chosen, threads, line, n, write):
+def _in_global(issue: Issue, place: tuple, size: np.ndarray, write: bool) -> list[tuple]:
     """(buffer, first byte) of each copy."""
-    address = spread(base[0], n) + offset
-    address = address if chosen is None else address[chosen]
+    M, ((address, *_), offset) = issue.M, place
     out = []
-    for at, nbytes, thread in zip(address.tolist(), size.tolist(), threads.tolist(), strict=True):
+    for i, (at, nbytes) in enumerate(zip((issue.each(address) + offset).tolist(), size.tolist(), strict=True)):
         buffer = M.memory.find(at, at + nbytes)
         if at % _CHUNK:
-            raise Fault("misaligned", line, f"bulk copy at global address {at:#x}", "align it to 16 bytes", thread)
+            raise issue.fault("misaligned", f"bulk copy at global address {at:#x}", "align it to 16 bytes", i)
         if buffer is None or (write and not buffer.writable):
             kind = "out-of-bounds" if buffer is None else "write-to-read-only"
             message = f"bulk copy of {nbytes} bytes: {M.memory.describe(at)}"
-            raise Fault(kind, line, message, "correct address and size", thread)
+            raise issue.fault(kind, message, "correct address and size", i)
         out.append((buffer, at - buffer.address))
     return out
 
 
-def _chunks(start: int, size: int) -> np.ndarray:
-    return start + np.arange(0, size, _CHUNK)
+def _chunks(start: np.ndarray, size: np.ndarray, i: int) -> np.ndarray:
+    """Positions of the 16-byte chunks of copy i."""
+    return int(start[i]) + np.arange(0, int(size[i]), _CHUNK)
+
+
+def _reads_source(issue: Issue, start: np.ndarray, size: np.ndarray, *, group: bool) -> None:
+    """The sources in shared memory are read from now on; ``group``: until the wait for the bulk group."""
+    check_room(issue, start, size, _CHUNK, "bulk copy")
+    if issue.M.race:
+        for i in range(issue.count):
+            chunks = _chunks(start, size, i)[None]
+            issue.M.race.async_read(issue.threads[i : i + 1], chunks, _CHUNK, issue.line, group=group)
 
 
 @runtime
-def bulk_load(M, sel, base, offset, place, place_offset, size, barrier, barrier_offset, mask, guard, line, n):
-    chosen = settle(guard)
-    threads = threads_of(M, sel, chosen)
+def bulk_load(issue: Issue, target: tuple, source: tuple, size: np.ndarray, barrier: tuple, mask: object) -> None:
+    M, line, threads = issue.M, issue.line, issue.threads
     if not threads.size:
         return
-    size = _sizes(size, n, chosen, threads, line)
-    start = cluster_flat(M, sel, base, offset, _CHUNK, chosen, line, n)
-    objects = cluster_flat(M, sel, barrier, barrier_offset, 8, chosen, line, n)
-    places = _global(M, place, place_offset, size, chosen, threads, line, n, False)
+    size = _sizes(issue, size)
+    start, objects = cluster_flat(issue, target, _CHUNK), cluster_flat(issue, barrier, 8)
+    places = _in_global(issue, source, size, False)
+    check_room(issue, start, size, _CHUNK, "bulk copy")
     if mask is not None:
-        from .tma import _multicast
-
-        mask = spread(mask, n).astype(np.int64)
-        copy, start, objects = _multicast(
-            M, start, objects, mask if chosen is None else mask[chosen], False, line, threads
-        )
+        copy, start, objects = multicast_to(issue, start, objects, issue.each(mask).astype(np.int64), False)
         threads, size, places = threads[copy], size[copy], [places[i] for i in copy]
+    ids = M.mbarriers.find(objects, threads, line, "cp.async.bulk")
 
-    def move(M, i):
+    def move(M: object, i: int) -> None:
         buffer, first = places[i]
-        at = (first + np.arange(0, int(size[i]), _CHUNK)) >> 4
+        elements = Elements(buffer, (first + np.arange(0, int(size[i]), _CHUNK)) >> 4, _CHUNK)
         if M.global_race:
-            M.global_race.read(np.full(at.size, threads[i]), None, at, _CHUNK, buffer, line)
+            M.global_race.read(np.full(elements.at.size, threads[i]), elements, line)
         if M.count:
-            M.count.tensor(buffer, at[None], _CHUNK, None, "read", line)
+            M.count.tensor(replace(elements, at=elements.at[None]), None, "read", line)
         M.shared_bytes[start[i] : start[i] + size[i]] = buffer.data[first : first + int(size[i])]
         if M.race:
-            M.race.async_landed(_chunks(int(start[i]), int(size[i]))[None], _CHUNK, ids[i : i + 1])
+            M.race.async_landed(_chunks(start, size, i)[None], _CHUNK, ids[i : i + 1])
 
-    _queue(
-        M, start, size, objects, threads, line, move, ids := M.mbarriers.find(objects, threads, line, "cp.async.bulk")
-    )
+    _queue(M, start, Line(move, threads, line, size, ids))
 
 
-def _queue(M, start, size, objects, threads, line, move, ids):
-    for i in range(threads.size):
-        check_room(M, start[i : i + 1], int(size[i]), _CHUNK, line, threads[i : i + 1], "bulk copy")
-        if M.race:
-            M.race.async_write(
-                threads[i : i + 1], _chunks(int(start[i]), int(size[i]))[None], _CHUNK, ids[i : i + 1], line
-            )
-    M.async_copies.load(Line(move, threads, line, size, ids))
+def _queue(M: object, start: np.ndarray, job: Line) -> None:
+    """Copies to these positions in shared memory are in flight."""
+    if M.race:
+        for i in range(job.threads.size):
+            one = slice(i, i + 1)
+            chunks = _chunks(start, job.size, i)[None]
+            M.race.async_write(job.threads[one], chunks, _CHUNK, job.barriers[one], job.line)
+    M.async_copies.load(job)
 
 
 @runtime
-def bulk_send(M, sel, base, offset, place, place_offset, size, barrier, barrier_offset, mask, guard, line, n):
-    chosen = settle(guard)
-    threads = threads_of(M, sel, chosen)
+def bulk_send(issue: Issue, target: tuple, source: tuple, size: np.ndarray, barrier: tuple) -> None:
+    M, threads = issue.M, issue.threads
     if not threads.size:
         return
-    size = _sizes(size, n, chosen, threads, line)
-    start = cluster_flat(M, sel, base, offset, _CHUNK, chosen, line, n)
-    source = own_flat(M, sel, place, place_offset, chosen, line, n)
-    objects = cluster_flat(M, sel, barrier, barrier_offset, 8, chosen, line, n)
-    ids = M.mbarriers.find(objects, threads, line, "cp.async.bulk")
-    for i in range(threads.size):
-        check_room(M, source[i : i + 1], int(size[i]), _CHUNK, line, threads[i : i + 1], "bulk copy")
-        if M.race:
-            M.race.async_read(
-                threads[i : i + 1], _chunks(int(source[i]), int(size[i]))[None], _CHUNK, line, group=False
-            )
+    size = _sizes(issue, size)
+    start, objects = cluster_flat(issue, target, _CHUNK), cluster_flat(issue, barrier, 8)
+    origin = own_flat(issue, source)
+    ids = M.mbarriers.find(objects, threads, issue.line, "cp.async.bulk")
+    _reads_source(issue, origin, size, group=False)
+    check_room(issue, start, size, _CHUNK, "bulk copy")
 
-    def move(M, i):
-        M.shared_bytes[start[i] : start[i] + size[i]] = M.shared_bytes[source[i] : source[i] + size[i]]
+    def move(M: object, i: int) -> None:
+        M.shared_bytes[start[i] : start[i] + size[i]] = M.shared_bytes[origin[i] : origin[i] + size[i]]
         if M.race:
-            M.race.async_landed(_chunks(int(start[i]), int(size[i]))[None], _CHUNK, ids[i : i + 1])
+            M.race.async_landed(_chunks(start, size, i)[None], _CHUNK, ids[i : i + 1])
 
-    _queue(M, start, size, objects, threads, line, move, ids)
+    _queue(M, start, Line(move, threads, issue.line, size, ids))
 
 
 @runtime
-def bulk_store(M, sel, base, offset, place, place_offset, size, op, kind, guard, line, n):
-    chosen = settle(guard)
-    threads = threads_of(M, sel, chosen)
+def bulk_store(issue: Issue, target: tuple, source: tuple, size: np.ndarray, reduction: tuple | None) -> None:
+    M, line, threads = issue.M, issue.line, issue.threads
     if not threads.size:
         return
-    size = _sizes(size, n, chosen, threads, line)
-    start = own_flat(M, sel, base, offset, chosen, line, n)
-    places = _global(M, place, place_offset, size, chosen, threads, line, n, True)
-    combine = combiner(op, kind) if op else None
-    for i in range(threads.size):
-        check_room(M, start[i : i + 1], int(size[i]), _CHUNK, line, threads[i : i + 1], "bulk copy")
-        if M.race:
-            M.race.async_read(threads[i : i + 1], _chunks(int(start[i]), int(size[i]))[None], _CHUNK, line)
+    size = _sizes(issue, size)
+    start, places = own_flat(issue, source), _in_global(issue, target, size, True)
+    combine = combiner(*reduction) if reduction else None
+    _reads_source(issue, start, size, group=True)
 
-    def move(M, i):
+    def move(M: object, i: int) -> None:
         buffer, first = places[i]
-        at = (first + np.arange(0, int(size[i]), _CHUNK)) >> 4
+        elements = Elements(buffer, (first + np.arange(0, int(size[i]), _CHUNK)) >> 4, _CHUNK)
         data = M.shared_bytes[start[i] : start[i] + size[i]].view(np.complex128)
         if M.global_race and combine is None:
-            M.global_race.write(np.full(at.size, threads[i]), None, at, _CHUNK, buffer, line, data)
+            M.global_race.write(np.full(elements.at.size, threads[i]), elements, line, data)
         if M.count:
-            M.count.tensor(buffer, at[None], _CHUNK, None, "write", line)
+            M.count.tensor(replace(elements, at=elements.at[None]), None, "write", line)
         if combine is None:
             buffer.data[first : first + int(size[i])] = data.view(np.uint8)
         else:
-            combine(buffer, at, data, _CHUNK)
+            combine(buffer, elements.at, data, _CHUNK)
 
     M.async_copies.store(Line(move, threads, line, size))

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..clusters import RANK_SHIFT
 from ..emitter import NUMPY, Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..lanes import spread, threads_of
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
-from .memory_access import WORDS, columns, joined, scatter_back, shared_base, shared_flat
+from .memory_access import packed, shared_base, shared_flat, unpacked
 from .move import WINDOWS
 
 _OFFSET = (1 << RANK_SHIFT) - 1
@@ -46,14 +46,6 @@ def rank_of_address(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
-def cluster_address(e: Emitter, operand: object) -> tuple[str, int]:
-    """Expression for the base of a shared::cluster (or generic shared) address, and the byte offset."""
-    base, offset = e.address(operand)
-    dtype = "u64" if getattr(base, "type", "").endswith("64") else "u32"
-    key = (base,) if hasattr(base, "number") else ()
-    return e.common(f"cluster {'' if key else base}", key, f"cluster_base(M, sel, {e.value(base, dtype)})"), offset
-
-
 @runtime
 def cluster_base(M, sel, address):
     """What cluster_flat takes: without clusters the base of an ordinary shared access."""
@@ -63,59 +55,59 @@ def cluster_base(M, sel, address):
     return shared_base(M, sel, address) if M.cluster_size == 1 else address.astype(np.int64)
 
 
-@runtime
-def cluster_flat(M, sel, base, offset, nbytes, chosen, line, n):
-    """Checked flat byte positions of shared::cluster addresses, one a (chosen) thread."""
+def cluster_flat(issue: Issue, place: tuple, nbytes: int) -> np.ndarray:
+    """Checked flat byte positions of shared::cluster addresses, one a thread."""
+    M = issue.M
     if M.cluster_size == 1:
-        return spread(shared_flat(M, sel, base, offset, nbytes, chosen, line), n if chosen is None else chosen.size)
-    address = spread(base, n) + offset
-    address = address if chosen is None else address[chosen]
-    ids = threads_of(M, sel, chosen)
+        return spread(shared_flat(issue, place, nbytes), issue.count)
+    base, offset = place
+    address = issue.each(base) + offset
     rank, local = address >> RANK_SHIFT, address & _OFFSET
     bad = (rank >= M.cluster_size) | (local < M.shared_origin) | (local + nbytes > M.shared_end)
     if bad.any():
         at = int(np.argmax(bad))
-        raise Fault("out-of-bounds", line,
-                    f"shared::cluster access of {nbytes} bytes at offset {int(local[at]) - M.shared_origin} of "
-                    f"{M.shared_end - M.shared_origin} bytes in the CTA of rank {int(rank[at])} "
-                    f"(the cluster has {M.cluster_size} CTAs)",
-                    "take the address from mapa with a rank of this cluster", int(ids[at]))  # fmt: skip
+        raise issue.fault(
+            "out-of-bounds",
+            f"shared::cluster access of {nbytes} bytes at offset {int(local[at]) - M.shared_origin} of "
+            f"{M.shared_end - M.shared_origin} bytes in the CTA of rank {int(rank[at])} "
+            f"(the cluster has {M.cluster_size} CTAs)",
+            "take the address from mapa with a rank of this cluster",
+            at,
+        )
     if ((local & (nbytes - 1)) != 0).any():
         at = int(np.argmax((local & (nbytes - 1)) != 0))
-        raise Fault("misaligned", line, f"shared::cluster access of {nbytes} bytes at address {int(address[at]):#x}",
-                    f"align the address to {nbytes} bytes", int(ids[at]))  # fmt: skip
-    target = M.cluster_start[M.cta[ids]] + rank
-    M.reach(ids, target, line)
+        raise issue.fault(
+            "misaligned",
+            f"shared::cluster access of {nbytes} bytes at address {int(address[at]):#x}",
+            f"align the address to {nbytes} bytes",
+            at,
+        )
+    target = M.cluster_start[M.cta[issue.threads]] + rank
+    M.reach(issue.threads, target, issue.line)
     return target * M.shared_stride + local - M.shared_origin
 
 
 @runtime
-def load_cluster(M, sel, base, offset, dtype, count, mask, line, n):
-    chosen = settle(mask)
-    nbytes = np.dtype(dtype).itemsize * count
-    flat = cluster_flat(M, sel, base, offset, nbytes, chosen, line, n)
+def load_cluster(issue: Issue, place: tuple, dtype: type, count: int) -> list[np.ndarray]:
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * count
+    flat = cluster_flat(issue, place, nbytes)
     if M.race:
-        M.race.read(threads_of(M, sel, chosen), flat, nbytes, line)
+        M.race.read(issue.threads, flat, nbytes, issue.line)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, nbytes, line, "ld.cluster")
+        M.count.shared(issue, flat, nbytes, "ld.cluster")
     x = M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1))
-    return scatter_back(columns(x, dtype, count), chosen, n)
+    return unpacked(issue, x, dtype, count)
 
 
 @runtime
-def store_cluster(M, sel, base, offset, dtype, values, mask, line, n):
-    chosen = settle(mask)
-    nbytes = np.dtype(dtype).itemsize * len(values)
-    flat = cluster_flat(M, sel, base, offset, nbytes, chosen, line, n)
+def store_cluster(issue: Issue, place: tuple, dtype: type, values: list[np.ndarray]) -> None:
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * len(values)
+    flat = cluster_flat(issue, place, nbytes)
     if M.race:
-        M.race.write(threads_of(M, sel, chosen), flat, nbytes, line)
+        M.race.write(issue.threads, flat, nbytes, issue.line)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, nbytes, line, "st.cluster")
-    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
-    data = data if chosen is None else data[chosen]
-    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = (
-        np.ascontiguousarray(data).view(WORDS[nbytes]).reshape(-1)
-    )
+        M.count.shared(issue, flat, nbytes, "st.cluster")
+    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = packed(issue, values, dtype)
     M.changed()
 
 
@@ -126,14 +118,13 @@ def arrive(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.take("aligned")
     sem = mods.take("release", "relaxed")
     e.operands(0)
-    e.line(f"cluster_arrive(M, sel, {sem == 'relaxed'}, {e.guard()}, {ins.line})")
+    e.line(f"cluster_arrive({e.issue()}, {sem == 'relaxed'})")
 
 
 @runtime
-def cluster_arrive(M, sel, relaxed, mask, line):
-    threads = threads_of(M, sel, settle(mask))
-    if threads.size:
-        M.cluster_barrier.arrive(threads, line, relaxed)
+def cluster_arrive(issue: Issue, relaxed: bool) -> None:
+    if issue.threads.size:
+        issue.M.cluster_barrier.arrive(issue.threads, issue.line, relaxed)
 
 
 def resolve_wait(M, group, block, sel, n, value) -> None:

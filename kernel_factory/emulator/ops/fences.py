@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..lanes import settle, threads_of
+from ..issue import Issue
 from ..ptx.records import Immediate, Instruction
 from ..registry import emits, runtime
 
@@ -20,25 +20,25 @@ _SPACES = ("global", "shared::cta", "shared::cluster")
 def proxy_fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """fence.proxy.async{.space}: orders generic and async accesses of the thread."""
     space = ins.modifiers[2] if len(ins.modifiers) > 2 else "all"
-    e.line(f"proxy_fenced(M, sel, {space!r}, {e.guard()})")
+    e.line(f"proxy_fenced({e.issue()}, {space!r})")
 
 
 @runtime
-def proxy_fenced(M, sel, space, mask):
-    if M.race and space != "global":
-        M.race.proxy_fence(threads_of(M, sel, settle(mask)))
+def proxy_fenced(issue: Issue, space: str) -> None:
+    if issue.M.race and space != "global":
+        issue.M.race.proxy_fence(issue.threads)
 
 
 @emits("fence.mbarrier_init.release.cluster", writes=False)
 def init_fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """fence.mbarrier_init.release.cluster: makes the thread's mbarrier.init visible to the cluster."""
-    e.line(f"inits_fenced(M, sel, {e.guard()})")
+    e.line(f"inits_fenced({e.issue()})")
 
 
 @runtime
-def inits_fenced(M, sel, mask):
-    if M.race:
-        M.race.init_fence(threads_of(M, sel, settle(mask)))
+def inits_fenced(issue: Issue) -> None:
+    if issue.M.race:
+        issue.M.race.init_fence(issue.threads)
 
 
 @emits("fence.proxy.tensormap::generic", "fence.proxy.alias", "fence.proxy.async::generic", writes=False)
@@ -48,7 +48,7 @@ def other_proxies(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         mods.take("acquire", "release")
         mods.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
         mods.take("cluster")
-        e.line(f"proxy_fenced(M, sel, 'all', {e.guard()})")
+        e.line(f"proxy_fenced({e.issue()}, 'all')")
         return
     mods.take("acquire", "release")
     mods.take("cta", "cluster", "gpu", "sys")
@@ -62,15 +62,13 @@ def fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.take("cta", "cluster", "gpu", "sys", "gl")
     e.operands(0)
     if order != "acquire":
-        e.line(f"release_fenced(M, sel, {e.guard()})")
+        e.line(f"release_fenced({e.issue()})")
 
 
 @runtime
-def release_fenced(M, sel, mask):
-    if M.race:
-        threads = threads_of(M, sel, settle(mask))
-        if threads.size:
-            M.race.release_fence(threads)
+def release_fenced(issue: Issue) -> None:
+    if issue.M.race and issue.threads.size:
+        issue.M.race.release_fence(issue.threads)
 
 
 @emits("setmaxnreg.inc", "setmaxnreg.dec", writes=False)

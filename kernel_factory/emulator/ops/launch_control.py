@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..lanes import settle, threads_of
+from ..issue import Issue
 from ..ptx.records import Instruction, Vector
 from ..registry import emits, runtime
 from .bulk import Line
-from .cluster import cluster_address, cluster_flat
+from .cluster import cluster_flat
 
 _ANSWER = 16
 
@@ -27,37 +27,30 @@ def try_cancel(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.take("shared::cta")
     everywhere = bool(mods.take("multicast::cluster::all"))
     target, barrier = e.operands(2)
-    base, offset = cluster_address(e, target)
-    object_base, object_offset = cluster_address(e, barrier)
-    e.line(
-        f"launch_declined(M, sel, {base}, {offset}, {object_base}, {object_offset}, {everywhere}, {e.guard()}, "
-        f"{ins.line}, n)"
-    )
+    e.line(f"launch_declined({e.issue()}, {e.cluster_place(target)}, {e.cluster_place(barrier)}, {everywhere})")
 
 
 @runtime
-def launch_declined(M, sel, base, offset, barrier, barrier_offset, everywhere, guard, line, n):
-    chosen = settle(guard)
-    threads = threads_of(M, sel, chosen)
+def launch_declined(issue: Issue, target: tuple, barrier: tuple, everywhere: bool) -> None:
+    M, threads = issue.M, issue.threads
     if not threads.size:
         return
-    flat = cluster_flat(M, sel, base, offset, _ANSWER, chosen, line, n)
-    objects = cluster_flat(M, sel, barrier, barrier_offset, 8, chosen, line, n)
+    flat, objects = cluster_flat(issue, target, _ANSWER), cluster_flat(issue, barrier, 8)
     if everywhere:
         ranks = np.arange(M.cluster_size)[:, None]
         first = M.cluster_start[M.cta[threads]]
         flat, objects = (((first + ranks) * M.shared_stride + x % M.shared_stride).reshape(-1) for x in (flat, objects))
         threads = np.tile(threads, M.cluster_size)
-    ids = M.mbarriers.find(objects, threads, line, "clusterlaunchcontrol.try_cancel")
+    ids = M.mbarriers.find(objects, threads, issue.line, "clusterlaunchcontrol.try_cancel")
     if M.race:
-        M.race.async_write(threads, flat[:, None], _ANSWER, ids, line)
+        M.race.async_write(threads, flat[:, None], _ANSWER, ids, issue.line)
 
     def move(M, i):
         M.shared_views[16][flat[i] >> 4] = 0
         if M.race:
             M.race.async_landed(flat[i : i + 1, None], _ANSWER, ids[i : i + 1])
 
-    M.async_copies.load(Line(move, threads, line, np.full(threads.size, _ANSWER), ids))
+    M.async_copies.load(Line(move, threads, issue.line, np.full(threads.size, _ANSWER), ids))
 
 
 @emits("clusterlaunchcontrol.query_cancel.is_canceled")

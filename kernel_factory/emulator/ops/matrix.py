@@ -16,7 +16,7 @@ import numpy as np
 
 from ..emitter import Emitter, Modifiers
 from ..errors import PtxError
-from ..lanes import threads_of
+from ..issue import Issue
 from ..ptx.records import Immediate, Instruction, Register, Vector
 from ..registry import emits, runtime
 from .memory_access import shared_flat
@@ -30,9 +30,8 @@ def load_matrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     items = dst.items if isinstance(dst, Vector) else (dst,)
     if len(items) != count:
         raise e.fail(f"ldmatrix.x{count} needs {count} registers, found {len(items)}")
-    base, offset = e.shared_address(source)
     name = e.temp()
-    e.line(f"{name} = matrix_load(M, sel, {base}, {offset}, {count}, {trans}, {ins.line}, n)")
+    e.line(f"{name} = matrix_load({e.issue()}, {e.shared_place(source)}, {count}, {trans})")
     for i, item in enumerate(items):
         e.set(item, f"{name}[{i}]", "u32")
 
@@ -45,8 +44,7 @@ def store_matrix(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     values = e.values(source, "u32")
     if len(values) != count:
         raise e.fail(f"stmatrix.x{count} needs {count} registers, found {len(values)}")
-    base, offset = e.shared_address(target)
-    e.line(f"matrix_store(M, sel, {base}, {offset}, [{', '.join(values)}], {trans}, {ins.line}, n)")
+    e.line(f"matrix_store({e.issue()}, {e.shared_place(target)}, [{', '.join(values)}], {trans})")
 
 
 def _matrix_mods(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[int, bool]:
@@ -59,27 +57,21 @@ def _matrix_mods(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[int, bo
     return int(mods.one("x1", "x2", "x4")[1:]), bool(mods.take("trans"))
 
 
-def _rows(M, sel, base, offset, count, line):
-    """Flat positions of the rows that the first 8*count lanes of every warp name, (warps, 8*count)."""
-    flat = base[0]
-    if count == 4:
-        return shared_flat(M, sel, base, offset, 16, None, line).reshape(-1, 32)
-    lanes = np.flatnonzero(np.arange(flat.shape[0]) % 32 < 8 * count)
-    return shared_flat(M, sel, base, offset, 16, lanes, line).reshape(-1, 8 * count)
-
-
-def _row_lanes(n: int, count: int) -> np.ndarray | None:
-    return None if count == 4 else np.flatnonzero(np.arange(n) % 32 < 8 * count)
+def _with_rows(issue: Issue, count: int) -> Issue:
+    """The first 8*count lanes of every warp, which name the rows."""
+    return issue if count == 4 else issue.narrowed(np.flatnonzero(np.arange(issue.n) % 32 < 8 * count))
 
 
 @runtime
-def matrix_load(M, sel, base, offset, count, trans, line, n):
-    rows = _rows(M, sel, base, offset, count, line)
+def matrix_load(issue: Issue, place: tuple, count: int, trans: bool) -> np.ndarray:
+    M, naming = issue.M, _with_rows(issue, count)
+    flat = shared_flat(naming, place, 16)
+    rows = flat.reshape(-1, 8 * count)
     warps = rows.shape[0]
     if M.race:
-        M.race.read(threads_of(M, sel, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
+        M.race.read(naming.threads, flat, 16, issue.line, whole_warp=True)
     if M.count:
-        M.count.shared(M, sel, _row_lanes(n, count), rows.reshape(-1), 16, line, "ldmatrix")
+        M.count.shared(naming, flat, 16, "ldmatrix")
     d = M.shared_views[16].take(rows >> 4)
     if trans:
         d = d.view(np.uint16).reshape(warps, count, 8, 8).transpose(1, 0, 3, 2)
@@ -88,15 +80,17 @@ def matrix_load(M, sel, base, offset, count, trans, line, n):
 
 
 @runtime
-def matrix_store(M, sel, base, offset, values, trans, line, n):
-    count = len(values)
-    rows = _rows(M, sel, base, offset, count, line)
+def matrix_store(issue: Issue, place: tuple, values: list[np.ndarray], trans: bool) -> None:
+    M, count = issue.M, len(values)
+    naming = _with_rows(issue, count)
+    flat = shared_flat(naming, place, 16)
+    rows = flat.reshape(-1, 8 * count)
     warps = rows.shape[0]
     if M.race:
-        M.race.write(threads_of(M, sel, _row_lanes(n, count)), rows.reshape(-1), 16, line, whole_warp=True)
+        M.race.write(naming.threads, flat, 16, issue.line, whole_warp=True)
     if M.count:
-        M.count.shared(M, sel, _row_lanes(n, count), rows.reshape(-1), 16, line, "stmatrix")
-    d = np.stack([np.broadcast_to(v, n) for v in values]).reshape(count, warps, 32).transpose(1, 0, 2)
+        M.count.shared(naming, flat, 16, "stmatrix")
+    d = np.stack([np.broadcast_to(v, issue.n) for v in values]).reshape(count, warps, 32).transpose(1, 0, 2)
     d = np.ascontiguousarray(d)
     if trans:
         d = np.ascontiguousarray(d.view(np.uint16).reshape(warps, count, 8, 8).transpose(0, 1, 3, 2))

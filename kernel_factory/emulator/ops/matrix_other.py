@@ -8,6 +8,8 @@ order is NumPy's; TF32 inputs lose their low 13 bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
@@ -67,7 +69,8 @@ def multiply_other(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     word = "u64" if d == "f64" else "u32"
     lists = [f"[{', '.join(e.value(x, word) for x in v)}]" for v in vectors[1:]]
     name = e.temp()
-    e.line(f"{name} = mma_any({', '.join(lists)}, {a!r}, {b!r}, {d!r}, {rows}, {'satfinite' in ins.modifiers}, n)")
+    form = e.static(Form(a=a, b=b, d=d, rows=rows, clamp="satfinite" in ins.modifiers))
+    e.line(f"{name} = mma_any({form}, {', '.join(lists)}, n)")
     for i, item in enumerate(vectors[0]):
         e.set(item, f"{name}[{i}]", word)
 
@@ -106,25 +109,36 @@ def columns_matrix(words: list, kind: str, n: int) -> np.ndarray:
     return np.ascontiguousarray(out.transpose(1, 0, 3, 4, 2)).reshape(n // 32, -1, 8)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Types of A, B and of the result, the rows of A, and whether integer sums are clamped."""
+
+    a: str
+    b: str
+    d: str
+    rows: int
+    clamp: bool
+
+
 @runtime
-def mma_any(a, b, c, kind_a, kind_b, kind_d, rows, clamp, n):
+def mma_any(form: Form, a: list, b: list, c: list, n: int) -> np.ndarray:
     """The destination registers of one mma of every warp."""
-    halves = rows // 8
-    product = np.matmul(rows_matrix(a, kind_a, halves, n), columns_matrix(b, kind_b, n))
+    halves = form.rows // 8
+    product = np.matmul(rows_matrix(a, form.a, halves, n), columns_matrix(b, form.b, n))
     start = np.stack([np.broadcast_to(x, n) for x in c])
-    if kind_d == "f16":
+    if form.d == "f16":
         pairs = np.ascontiguousarray(start).view(np.float16).reshape(halves, n // 32, 8, 8).astype(np.float32)
         total = product.reshape(n // 32, halves, 8, 8) + pairs.transpose(1, 0, 2, 3)
         bits = f16_bits(total.astype(np.float32)).astype(np.uint16)
         return np.ascontiguousarray(bits.transpose(1, 0, 2, 3)).view(np.uint32).reshape(halves, n)
-    number = {"s32": np.int32, "f32": np.float32, "f64": np.float64}[kind_d]
+    number = {"s32": np.int32, "f32": np.float32, "f64": np.float64}[form.d]
     start = np.ascontiguousarray(start).view(number).reshape(halves, 2, n // 32, 8, 4).transpose(2, 0, 3, 4, 1)
     product = product.reshape(n // 32, halves, 8, 4, 2)
-    if kind_d == "s32":
+    if form.d == "s32":
         total = product.astype(np.int64) + start
-        total = np.clip(total, -(2**31), 2**31 - 1) if clamp else total
+        total = np.clip(total, -(2**31), 2**31 - 1) if form.clamp else total
         total = total.astype(np.int32)
     else:
         total = (product + start).astype(number)
     out = np.ascontiguousarray(total.transpose(1, 4, 0, 2, 3)).reshape(2 * halves, n)
-    return out.view(np.uint64 if kind_d == "f64" else np.uint32)
+    return out.view(np.uint64 if form.d == "f64" else np.uint32)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..emitter import NUMPY, Emitter, Modifiers, size_of, storage
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..lanes import spread
+from ..memory import Elements
 from ..ptx.records import Instruction, Register, Symbol, Vector
 from ..registry import emits, runtime
 
@@ -54,19 +57,18 @@ def _shape(e: Emitter, mods: Modifiers) -> tuple[str, str, int]:
     return space, dtype, count
 
 
-def _base(e: Emitter, operand: object, space: str) -> tuple[str, int]:
+def place_in(e: Emitter, operand: object, space: str) -> str:
+    """The place of an operand in this space."""
     if space == "global":
-        return e.global_address(operand)
+        return e.global_place(operand)
     if space == "shared":
-        return e.shared_address(operand)
+        return e.shared_place(operand)
     if space == "cluster":
-        from .cluster import cluster_address  # that module builds on this one
-
-        return cluster_address(e, operand)
+        return e.cluster_place(operand)
     base, offset = e.address(operand)
     if space == "local" and isinstance(base, Register) and storage(base.type) == "u32":
-        return f"{e.value(base, 'u32')}.astype(u64)", offset
-    return e.value(base, "u64"), offset
+        return f"({e.value(base, 'u32')}.astype(u64), {offset})"
+    return f"({e.value(base, 'u64')}, {offset})"
 
 
 @emits("ld", "ldu")
@@ -89,8 +91,7 @@ def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if space == "param":
         space = "generic"
     name = e.temp()
-    code, offset = _base(e, source, space)
-    e.line(f"{name} = load_{space}(M, sel, {code}, {offset}, {dtype}, {count}, {e.guard()}, {ins.line}, n)")
+    e.line(f"{name} = load_{space}({e.issue()}, {place_in(e, source, space)}, {dtype}, {count})")
     for i, item in enumerate(items):
         e.set(item, f"{name}[{i}]", dtype)
 
@@ -108,8 +109,7 @@ def store(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         space = "local"  # a parameter of a call
     if len(values) != count or space == "param":
         raise e.fail(f"store of {len(values)} values, expected {count}, in .{space}")
-    code, offset = _base(e, target, space)
-    e.line(f"store_{space}(M, sel, {code}, {offset}, {bits}, [{', '.join(values)}], {e.guard()}, {ins.line}, n)")
+    e.line(f"store_{space}({e.issue()}, {place_in(e, target, space)}, {bits}, [{', '.join(values)}])")
 
 
 @runtime
@@ -143,18 +143,20 @@ def joined(values: list[np.ndarray], n: int, dtype: type) -> np.ndarray:
     return out
 
 
-def scatter_back(parts: list[np.ndarray], chosen: np.ndarray | None, n: int) -> list[np.ndarray]:
-    if chosen is None:
-        return parts
-    out = []
-    for part in parts:
-        full = np.zeros(n, part.dtype)
-        full[chosen] = part
-        out.append(full)
-    return out
-
-
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128, 32: np.dtype("V32")}
+
+
+def packed(issue: Issue, values: list[np.ndarray], dtype: type) -> np.ndarray:
+    """What each thread stores, as one word of all its values."""
+    n = issue.n
+    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
+    data = np.ascontiguousarray(data if issue.chosen is None else data[issue.chosen])
+    return data.view(WORDS[np.dtype(dtype).itemsize * len(values)]).reshape(-1)
+
+
+def unpacked(issue: Issue, words: np.ndarray, dtype: type, count: int) -> list[np.ndarray]:
+    """The reverse, for loads."""
+    return [issue.back(part) for part in columns(words, dtype, count)]
 
 
 # -- shared -----------------------------------------------------------------------------------------------------------
@@ -168,12 +170,11 @@ def shared_base(M: object, sel: object, address: np.ndarray) -> tuple:
     return flat, int(a.min()), int(a.max()), int(np.bitwise_or.reduce(a))
 
 
-def shared_flat(
-    M: object, sel: object, base: tuple, offset: int, nbytes: int, chosen: np.ndarray | None, line: int
-) -> np.ndarray:
+def shared_flat(issue: Issue, place: tuple, nbytes: int) -> np.ndarray:
     """Checked flat byte positions in the batch's shared memory."""
-    flat, low, high, bits = base
-    if chosen is None:
+    M = issue.M
+    (flat, low, high, bits), offset = place
+    if issue.chosen is None:
         if (
             low + offset >= M.shared_origin
             and high + offset + nbytes <= M.shared_end
@@ -181,58 +182,52 @@ def shared_flat(
         ):
             return flat + offset
     else:
-        flat = flat[chosen]
+        flat = flat[issue.chosen]
     flat = flat + offset
-    ids = threads_of(M, sel, chosen)
-    address = flat - M.cta_shared[ids]
+    address = flat - M.cta_shared[issue.threads]
     outside = (address < M.shared_origin) | (address + nbytes > M.shared_end)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
-        raise Fault(
+        raise issue.fault(
             "out-of-bounds",
-            line,
             f"shared access of {nbytes} bytes at offset {int(address[at]) - M.shared_origin} of "
             f"{M.shared_end - M.shared_origin} bytes of shared memory",
             "correct the layout, or ask for more dynamic shared memory at launch",
-            int(ids[at]),
+            at,
         )
     misaligned = address & (nbytes - 1) != 0
     if misaligned.any():
         at = int(np.flatnonzero(misaligned)[0])
-        raise Fault(
+        raise issue.fault(
             "misaligned",
-            line,
             f"shared access of {nbytes} bytes at address {int(address[at]):#x}",
             f"align the address to {nbytes} bytes, or access fewer bytes at once",
-            int(ids[at]),
+            at,
         )
     return flat
 
 
 @runtime
-def load_shared(M, sel, base, offset, dtype, count, mask, line, n):
-    chosen = settle(mask)
-    nbytes = np.dtype(dtype).itemsize * count
-    flat = shared_flat(M, sel, base, offset, nbytes, chosen, line)
+def load_shared(issue: Issue, place: tuple, dtype: type, count: int) -> list[np.ndarray]:
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * count
+    flat = shared_flat(issue, place, nbytes)
     if M.race:
-        M.race.read(threads_of(M, sel, chosen), flat, nbytes, line)
+        M.race.read(issue.threads, flat, nbytes, issue.line)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, nbytes, line, "ld")
+        M.count.shared(issue, flat, nbytes, "ld")
     x = M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1))
-    return scatter_back(columns(x, dtype, count), chosen, n)
+    return unpacked(issue, x, dtype, count)
 
 
 @runtime
-def store_shared(M, sel, base, offset, dtype, values, mask, line, n):
-    chosen = settle(mask)
-    nbytes = np.dtype(dtype).itemsize * len(values)
-    flat = shared_flat(M, sel, base, offset, nbytes, chosen, line)
-    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
-    data = np.ascontiguousarray(data if chosen is None else data[chosen]).view(WORDS[nbytes]).reshape(-1)
+def store_shared(issue: Issue, place: tuple, dtype: type, values: list[np.ndarray]) -> None:
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * len(values)
+    flat = shared_flat(issue, place, nbytes)
+    data = packed(issue, values, dtype)
     if M.race:
-        M.race.write(threads_of(M, sel, chosen), flat, nbytes, line, data=data)
+        M.race.write(issue.threads, flat, nbytes, issue.line, data=data)
     if M.count:
-        M.count.shared(M, sel, chosen, flat, nbytes, line, "st")
+        M.count.shared(issue, flat, nbytes, "st")
     M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = data
     M.changed()
 
@@ -243,27 +238,30 @@ def global_base(address: np.ndarray) -> tuple:
     return address.view(np.int64), int(address.min()), int(address.max()), int(np.bitwise_or.reduce(address))
 
 
-def global_parts(M, sel, base, offset, nbytes, chosen, write, line, n):
-    """Checked (lanes or None, element positions, buffer) of one access; one part unless buffers mix."""
-    address, low, high, bits = base
-    if chosen is not None:
-        address = spread(address, n)[chosen]
+def global_parts(issue: Issue, place: tuple, nbytes: int, write: bool) -> list[tuple]:
+    """(lanes or None for all, elements) of one checked access; one part unless buffers mix.
+
+    One element stands for all threads that access the same one.
+    """
+    M = issue.M
+    (address, low, high, bits), offset = place
+    if issue.chosen is not None:
+        address = issue.each(address)
         if address.size == 0:
             return []
         low, high = int(address.min()), int(address.max())
     if (bits | offset) & (nbytes - 1) and ((address + offset) & (nbytes - 1)).any():
         at = int(np.flatnonzero((address + offset) & (nbytes - 1))[0])
-        raise Fault(
+        raise issue.fault(
             "misaligned",
-            line,
             f"global access of {nbytes} bytes at address {int(address[at]) + offset:#x}",
             f"align the pointer and the strides to {nbytes} bytes, or access fewer bytes at once",
-            _thread(M, sel, chosen, at),
+            at,
         )
     shift = nbytes.bit_length() - 1
     buffer = M.memory.find(low + offset, high + offset + nbytes)
     if buffer is not None and (buffer.writable or not write):
-        return [(None, (address + (offset - buffer.address)) >> shift, buffer)]
+        return [(None, Elements(buffer, (address + (offset - buffer.address)) >> shift, nbytes))]
     parts = []
     exact = address + offset
     which = M.memory.which(exact, nbytes)
@@ -276,60 +274,46 @@ def global_parts(M, sel, base, offset, nbytes, chosen, write, line, n):
                 if buffer is None
                 else ("write-to-read-only", "write to an output or scratch buffer, or register this one as writable")
             )
-            raise Fault(
-                kind,
-                line,
-                f"global {'store' if write else 'load'} of {nbytes} bytes: " + M.memory.describe(int(exact[lanes[0]])),
-                cure,
-                _thread(M, sel, chosen, int(lanes[0])),
-            )
-        parts.append((lanes, (exact[lanes] - buffer.address) >> shift, buffer))
+            what = f"global {'store' if write else 'load'} of {nbytes} bytes: "
+            raise issue.fault(kind, what + M.memory.describe(int(exact[lanes[0]])), cure, int(lanes[0]))
+        parts.append((lanes, Elements(buffer, (exact[lanes] - buffer.address) >> shift, nbytes)))
     return parts
 
 
-def _thread(M, sel, chosen, at):
-    ids = threads_of(M, sel, chosen)
-    return int(ids[min(at, ids.shape[0] - 1)])
-
-
-def global_take(M, sel, base, offset, nbytes, chosen, line, n):
+def global_take(issue: Issue, place: tuple, nbytes: int) -> np.ndarray:
     """Gather elements of ``nbytes``; one element when all threads read one address."""
-    out = None
-    for lanes, at, buffer in global_parts(M, sel, base, offset, nbytes, chosen, False, line, n):
+    M, out = issue.M, None
+    for lanes, elements in global_parts(issue, place, nbytes, False):
         if M.global_race:
-            M.global_race.read(threads_of(M, sel, chosen), lanes, at, nbytes, buffer, line)
+            M.global_race.read(issue.some(lanes), elements, issue.line)
         if M.count:
-            M.count.memory(M, sel, chosen, lanes, at, nbytes, buffer, "read", line, n)
-        x = buffer.view(nbytes).take(at)
+            M.count.memory(issue, lanes, elements, "read")
+        x = elements.buffer.view(nbytes).take(elements.at)
         if lanes is None:
             return x
         if out is None:
-            out = np.zeros(base[0].shape[0] if chosen is None else chosen.shape[0], x.dtype)
+            out = np.zeros(place[0][0].shape[0] if issue.chosen is None else issue.count, x.dtype)
         out[lanes] = x
     return np.zeros(0, WORDS[nbytes]) if out is None else out
 
 
 @runtime
-def load_global(M, sel, base, offset, dtype, count, mask, line, n):
-    chosen = settle(mask)
-    x = global_take(M, sel, base, offset, np.dtype(dtype).itemsize * count, chosen, line, n)
-    return scatter_back(columns(x, dtype, count), chosen, n)
+def load_global(issue: Issue, place: tuple, dtype: type, count: int) -> list[np.ndarray]:
+    x = global_take(issue, place, np.dtype(dtype).itemsize * count)
+    return unpacked(issue, x, dtype, count)
 
 
 @runtime
-def store_global(M, sel, base, offset, dtype, values, mask, line, n):
-    chosen = settle(mask)
-    nbytes = np.dtype(dtype).itemsize * len(values)
-    data = np.ascontiguousarray(joined(values, n, dtype) if len(values) > 1 else spread(values[0], n))
-    data = data.view(WORDS[nbytes]).reshape(-1)
+def store_global(issue: Issue, place: tuple, dtype: type, values: list[np.ndarray]) -> None:
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * len(values)
+    data = packed(issue, values, dtype)
     M.changed()
-    data = data if chosen is None else data[chosen]
-    for lanes, at, buffer in global_parts(M, sel, base, offset, nbytes, chosen, True, line, n):
+    for lanes, elements in global_parts(issue, place, nbytes, True):
         part = data if lanes is None else data[lanes]
-        if at.shape[0] != part.shape[0]:
-            at = np.full(part.shape[0], at[0])
+        if elements.at.shape[0] != part.shape[0]:
+            elements = replace(elements, at=np.full(part.shape[0], elements.at[0]))
         if M.global_race:
-            M.global_race.write(threads_of(M, sel, chosen), lanes, at, nbytes, buffer, line, part)
+            M.global_race.write(issue.some(lanes), elements, issue.line, part)
         if M.count:
-            M.count.memory(M, sel, chosen, lanes, at, nbytes, buffer, "write", line, n)
-        buffer.view(nbytes)[at] = part
+            M.count.memory(issue, lanes, elements, "write")
+        elements.buffer.view(nbytes)[elements.at] = part

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..emitter import NUMPY, Emitter, Modifiers, size_of
-from ..lanes import settle, spread, threads_of
+from ..emitter import DTYPES, NUMPY, Emitter, Modifiers, size_of
+from ..issue import Issue
 from ..ptx.records import Instruction
 from ..registry import emits, runtime
-from .atomics import result
+from .atomics import Atomic
 from .bulk import Line
-from .cluster import cluster_address, cluster_flat
-from .memory_access import WORDS, joined
+from .cluster import cluster_flat
+from .memory_access import packed
 
 _TYPES = ("b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64")
 
@@ -34,36 +34,33 @@ def store_async(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     values = e.values(source, dtype)
     if len(values) != count:
         raise e.fail(f"{ins.opcode}.async of {len(values)} values, expected {count}")
-    base, offset = cluster_address(e, target)
-    object_base, object_offset = cluster_address(e, barrier)
+    what = e.static(Atomic(op=op, kind=kind, dtype=DTYPES[dtype]))
     e.line(
-        f"async_store(M, sel, {base}, {offset}, {object_base}, {object_offset}, {dtype}, [{', '.join(values)}], "
-        f"{op!r}, {kind!r}, {e.guard()}, {ins.line}, n)"
+        f"async_store({e.issue()}, {e.cluster_place(target)}, {e.cluster_place(barrier)}, {what}, "
+        f"[{', '.join(values)}])"
     )
 
 
 @runtime
-def async_store(M, sel, base, offset, barrier, barrier_offset, dtype, values, op, kind, guard, line, n):
-    chosen = settle(guard)
-    threads = threads_of(M, sel, chosen)
+def async_store(issue: Issue, target: tuple, barrier: tuple, what: Atomic, values: list[np.ndarray]) -> None:
+    M, threads = issue.M, issue.threads
     if not threads.size:
         return
-    nbytes = np.dtype(dtype).itemsize * len(values)
-    flat = cluster_flat(M, sel, base, offset, nbytes, chosen, line, n)
-    objects = cluster_flat(M, sel, barrier, barrier_offset, 8, chosen, line, n)
-    ids = M.mbarriers.find(objects, threads, line, "st.async")
-    data = joined(values, n, dtype) if len(values) > 1 else spread(values[0], n)
-    data = np.ascontiguousarray(data if chosen is None else data[chosen])
+    nbytes = what.size * len(values)
+    flat = cluster_flat(issue, target, nbytes)
+    ids = M.mbarriers.find(cluster_flat(issue, barrier, 8), threads, issue.line, "st.async")
+    words = packed(issue, values, what.dtype)
     if M.race:
-        M.race.async_write(threads, flat[:, None], nbytes, ids, line)
-    view = M.shared_views[nbytes].view(dtype) if op else M.shared_views[nbytes]
-    words = data if op else data.view(WORDS[nbytes]).reshape(-1)
+        M.race.async_write(threads, flat[:, None], nbytes, ids, issue.line)
+    view = M.shared_views[nbytes]
+    if what.op:
+        view, words = view.view(what.dtype), words.view(what.dtype)
     at = flat >> (nbytes.bit_length() - 1)
 
-    def move(M, i):
+    def move(M: object, i: int) -> None:
         one = slice(i, i + 1)
-        view[at[one]] = result(view[at[one]], op, kind, words[one], None, False) if op else words[one]
+        view[at[one]] = what.result(view[at[one]], words[one], None) if what.op else words[one]
         if M.race:
             M.race.async_landed(flat[one, None], nbytes, ids[one])
 
-    M.async_copies.load(Line(move, threads, line, np.full(threads.size, nbytes), ids))
+    M.async_copies.load(Line(move, threads, issue.line, np.full(threads.size, nbytes), ids))

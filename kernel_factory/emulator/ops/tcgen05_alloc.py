@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import spread, threads_of
+from ..issue import Issue
+from ..lanes import spread
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
 from ..tmem import Request, park
@@ -32,27 +32,29 @@ def collective(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail(f"a guarded {ins.opcode}.{ins.modifiers[0]} is not emulated: whole warps take part")
 
 
-def warp_value(x: np.ndarray, n: int, line: int, what: str, threads: np.ndarray) -> np.ndarray:
+def warp_value(issue: Issue, x: np.ndarray, what: str) -> np.ndarray:
     """The one value that all lanes of each warp hold."""
-    rows = spread(x, n).reshape(-1, 32)
+    rows = spread(x, issue.n).reshape(-1, 32)
     if (rows != rows[:, :1]).any():
         bad = int(np.flatnonzero((rows != rows[:, :1]).any(axis=1))[0])
-        raise Fault(
-            "tcgen05-operand", line, f"the lanes of a warp differ in the {what} of a .sync.aligned instruction",
-            "compute the operand from values that all lanes share", int(threads[bad * 32]),
-        )  # fmt: skip
+        raise issue.fault(
+            "tcgen05-operand",
+            f"the lanes of a warp differ in the {what} of a .sync.aligned instruction",
+            "compute the operand from values that all lanes share",
+            bad * 32,
+        )
     return rows[:, 0]
 
 
 def resolve_alloc(M, group, block, sel, n, value) -> None:
     """Every warp queues a request; those that fit go on at once."""
-    base, offset, columns, cta_pair, line = value
-    flat = spread(shared_flat(M, sel, base, offset, 4, None, line), n)
-    threads = park(M, group, sel, block)
-    where = warp_value(flat, n, line, "address", threads)
-    sizes = warp_value(columns, n, line, "size", threads)
+    issue, place, columns, cta_pair = value
+    flat = shared_flat(issue, place, 4)
+    park(M, group, sel, block)
+    where = warp_value(issue, flat, "address")
+    sizes = warp_value(issue, columns, "size")
     for i in range(n // 32):
-        own = threads[i * 32 : i * 32 + 32]
+        own = issue.threads[i * 32 : i * 32 + 32]
         M.tensor.memory.request(
             Request(
                 threads=own,
@@ -60,7 +62,7 @@ def resolve_alloc(M, group, block, sel, n, value) -> None:
                 flat=int(where[i]),
                 columns=int(sizes[i]),
                 group=cta_pair,
-                line=line,
+                line=issue.line,
             )
         )
     M.tensor.memory.grant()
@@ -74,8 +76,7 @@ def alloc(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
     mods.take("shared::cta")
     mods.type("b32")
     target, columns = e.operands(2)
-    base, offset = e.shared_address(target)
-    return f"({base}, {offset}, {e.value(columns, 'u32')}, {group}, {ins.line})"
+    return f"({e.issue()}, {e.shared_place(target)}, {e.value(columns, 'u32')}, {group})"
 
 
 @emits("tcgen05.dealloc", writes=False, collective=32)
@@ -85,17 +86,15 @@ def dealloc(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     collective(e, ins, mods)
     mods.type("b32")
     address, columns = e.operands(2)
-    e.line(f"tmem_free(M, sel, {e.value(address, 'u32')}, {e.value(columns, 'u32')}, {ins.line}, n)")
+    e.line(f"tmem_free({e.issue()}, {e.value(address, 'u32')}, {e.value(columns, 'u32')})")
 
 
 @runtime
-def tmem_free(M, sel, address, columns, line, n):
-    threads = threads_of(M, sel, None)
-    addresses = warp_value(address, n, line, "address", threads)
-    sizes = warp_value(columns, n, line, "size", threads)
-    for i in range(n // 32):
-        thread = int(threads[i * 32])
-        M.tensor.memory.release(int(M.cta[thread]), int(addresses[i]), int(sizes[i]), thread, line)
+def tmem_free(issue: Issue, address: np.ndarray, columns: np.ndarray) -> None:
+    M = issue.M
+    addresses, sizes = warp_value(issue, address, "address"), warp_value(issue, columns, "size")
+    for i, thread in enumerate(issue.threads[::32].tolist()):
+        M.tensor.memory.release(int(M.cta[thread]), int(addresses[i]), int(sizes[i]), thread, issue.line)
 
 
 @emits("tcgen05.relinquish_alloc_permit", writes=False, collective=32)
@@ -104,9 +103,9 @@ def relinquish(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     cta_group(e, mods)
     collective(e, ins, mods)
     e.operands(0)
-    e.line(f"tmem_relinquish(M, sel, {ins.line})")
+    e.line(f"tmem_relinquish({e.issue()})")
 
 
 @runtime
-def tmem_relinquish(M, sel, line):
-    M.tensor.memory.relinquished[M.cta[threads_of(M, sel, None)]] = line
+def tmem_relinquish(issue: Issue) -> None:
+    issue.M.tensor.memory.relinquished[issue.M.cta[issue.threads]] = issue.line

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
 from ..ptx.records import Address, Instruction
 from ..registry import emits, runtime
 from ..tensor_core import Work
 from ..tensor_descriptors import DescriptorError
-from ..tensor_operands import SharedOperand, shared_operand
+from ..tensor_operands import Matrix, SharedOperand, shared_operand
+from ..tmem import Area
 from .tcgen05_alloc import cta_group
 from .tcgen05_ldst import tmem_address
 
@@ -53,30 +53,29 @@ def copy(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     target, source = e.operands(2)
     if not isinstance(target, Address):
         raise e.fail("the TMEM address must stand in brackets")
-    e.line(
-        f"tensor_copy(M, sel, {tmem_address(e, target)}, {e.value(source, 'u64')}, {shape!r}, {multicast!r}, "
-        f"{group}, {e.guard()}, {ins.line}, n)"
-    )
+    form = f"{shape!r}, {multicast!r}, {group}"
+    e.line(f"tensor_copy({e.issue()}, {tmem_address(e, target)}, {e.value(source, 'u64')}, {form})")
 
 
 @runtime
-def tensor_copy(M, sel, target, source, shape, multicast, group, mask, line, n):
-    chosen = settle(mask)
+def tensor_copy(
+    issue: Issue, target: np.ndarray, source: np.ndarray, shape: str, multicast: str | None, group: int
+) -> None:
+    M, line = issue.M, issue.line
     rows, width = _SHAPES[shape]
     places = lanes_of(shape, multicast)
-    for i, thread in enumerate(threads_of(M, sel, chosen).tolist()):
-        at = i if chosen is None else int(chosen[i])
-        address, word = int(spread(target, n)[at]), int(spread(source, n)[at])
-        cta = int(M.cta[thread])
+    targets, sources = issue.each(target).tolist(), issue.each(source).tolist()
+    for i, thread in enumerate(issue.threads.tolist()):
+        address, cta = targets[i], int(M.cta[thread])
         ctas = [cta] if group == 1 else [cta, M.tensor.memory.peer(cta)]
         lane, column, columns = address >> 16, address & 0xFFFF, 4 * width
-        M.tensor.memory.check(np.array(ctas), lane, int(places.max()) + 1, column, columns, line, thread)
+        area = Area(lane=lane, lanes=int(places.max()) + 1, column=column, columns=columns)
+        M.tensor.memory.check(np.array(ctas), area, line, thread)
         try:
-            matrix = shared_operand(M, word, rows, False, 1, line, thread, width)
+            matrix = shared_operand(M, Matrix(word=sources[i], rows=rows, width=width), line, thread)
         except DescriptorError as wrong:
-            raise Fault(
-                "tcgen05-descriptor", line, str(wrong), "build a K-major descriptor of whole core matrices", thread
-            ) from None
+            cure = "build a K-major descriptor of whole core matrices"
+            raise issue.fault("tcgen05-descriptor", str(wrong), cure, i) from None
         work = Copy(
             cta=cta, thread=thread, line=line, cells=[(c, column, column + columns) for c in ctas], ctas=ctas,
             matrix=matrix, lanes=lane + places, column=column, columns=columns,

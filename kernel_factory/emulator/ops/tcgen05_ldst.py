@@ -14,17 +14,19 @@ hold poison where a strict kernel can read them before tcgen05.wait::ld (tensor_
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
+from ..issue import Issue
 from ..lanes import spread, threads_of
 from ..ptx.records import Address, Immediate, Instruction, Vector
 from ..registry import emits, runtime
 from ..tensor_core import Store
 from ..tensor_waits import early_reads
+from ..tmem import Area
 from .tcgen05_alloc import collective, warp_value
 
 _PER_REGISTER = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
@@ -49,36 +51,48 @@ def cells(shape: str, count: int, packed: bool, split: int) -> tuple[np.ndarray,
     return rows, columns
 
 
-def _form(e: Emitter, ins: Instruction, mods: Modifiers, pack: str) -> tuple[str, int, bool]:
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the opcode says: shape, repeats, packed halves, and the column offset of the second half of 16x32bx2."""
+
+    shape: str
+    count: int
+    packed: bool
+    split: int = 0
+
+    @property
+    def registers(self) -> int:
+        return self.count * _PER_REGISTER[self.shape]
+
+
+def _form(e: Emitter, ins: Instruction, mods: Modifiers, pack: str, rest: tuple) -> Form:
     collective(e, ins, mods)
     mods.type("b32")
     shape = mods.one(*_PER_REGISTER)
-    number = mods.one(*(f"x{1 << i}" for i in range(8)))
-    count = int(number[1:])
+    count = int(mods.one(*(f"x{1 << i}" for i in range(8)))[1:])
     if count > _MOST.get(shape, 128):
         raise e.fail(f"shape .{shape} goes up to .x{_MOST[shape]}")
-    return shape, count, bool(mods.take(pack))
+    form = Form(shape=shape, count=count, packed=bool(mods.take(pack)))
+    if shape != "16x32bx2":
+        if rest:
+            raise e.fail(f"too many operands for .{shape}")
+        return form
+    if len(rest) != 1 or not isinstance(rest[0], Immediate):
+        raise e.fail(".16x32bx2 takes the column offset of its second half as a constant")
+    return replace(form, split=rest[0].value)
 
 
-def _operands(e: Emitter, shape: str, count: int, address: object, registers: object, rest: tuple):
-    """Address expression, registers, and the offset of the second half."""
+def _registers(e: Emitter, form: Form, registers: object) -> tuple:
     items = registers.items if isinstance(registers, Vector) else (registers,)
-    if len(items) != count * _PER_REGISTER[shape]:
-        raise e.fail(f"{len(items)} registers, .{shape}.x{count} has {count * _PER_REGISTER[shape]}")
+    if len(items) != form.registers:
+        raise e.fail(f"{len(items)} registers, .{form.shape}.x{form.count} has {form.registers}")
+    return items
+
+
+def tmem_address(e: Emitter, address: object) -> str:
+    """Expression of a TMEM address in brackets."""
     if not isinstance(address, Address):
         raise e.fail("the TMEM address must stand in brackets")
-    split = 0
-    if shape == "16x32bx2":
-        if len(rest) != 1 or not isinstance(rest[0], Immediate):
-            raise e.fail(".16x32bx2 takes the column offset of its second half as a constant")
-        split = rest[0].value
-    elif rest:
-        raise e.fail(f"too many operands for .{shape}")
-    return tmem_address(e, address), items, split
-
-
-def tmem_address(e: Emitter, address: Address) -> str:
-    """Expression of a TMEM address in brackets."""
     base, offset = e.address(address)
     value = e.value(base, "u32")
     return f"({value} + u32({offset & 0xFFFFFFFF}))" if offset else value
@@ -89,22 +103,23 @@ def load(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """tcgen05.ld.sync.aligned.shape.xN{.pack::16b}.b32 r, [taddr]{, offset of the second half}."""
     if "red" in mods.left:
         raise e.fail("tcgen05.ld.red is not emulated; add it to ops/tcgen05_ldst.py with a test")
-    shape, count, packed = _form(e, ins, mods, "pack::16b")
     registers, address, *rest = ins.operands
-    where, items, split = _operands(e, shape, count, address, registers, tuple(rest))
+    form = _form(e, ins, mods, "pack::16b", tuple(rest))
+    items = _registers(e, form, registers)
     early = early_reads(e.kernel)
     poisoned = early.registers.get(ins.line, frozenset())
     name = e.temp()
-    e.line(f"{name} = tmem_load(M, sel, {where}, {shape!r}, {count}, {packed}, {split}, {ins.line}, n)")
+    e.line(f"{name} = tmem_load({e.issue()}, {tmem_address(e, address)}, {e.static(form)})")
     if poisoned:
-        e.line(f"tmem_early(M, sel, {ins.line}, {sorted(early.reads.items())!r})")
+        e.line(f"tmem_early({e.issue()}, {sorted(early.reads.items())!r})")
     for i, item in enumerate(items):
         if item is not None:
             e.set(item, f"tmem_register(M, {name}[{i}])" if item.number in poisoned else f"{name}[{i}]", "u32")
 
 
 @runtime
-def tmem_early(M, sel, line, reads):
+def tmem_early(issue: Issue, reads: list[tuple[int, int]]) -> None:
+    M, line = issue.M, issue.line
     if M.race and M.tensor.strict:
         for reading, loading in reads:
             if loading == line:
@@ -113,7 +128,7 @@ def tmem_early(M, sel, line, reads):
                     reading,
                     f"a register of the tcgen05.ld at line {line} is read before tcgen05.wait::ld",
                     "put tcgen05.wait::ld.sync.aligned between the load and the first use of its registers",
-                    int(threads_of(M, sel, None)[0]),
+                    int(issue.threads[0]),
                     line,
                 )
 
@@ -129,45 +144,63 @@ def tmem_register(M, loaded):
     return np.full_like(loaded, 0xFFFFFFFF) if M.tensor.strict else loaded
 
 
-def _places(M, sel, address, shape, count, packed, split, line, n):
-    """Checked (CTA, warp slot, first lane, first column, relative lanes, relative columns) of an access."""
-    threads = threads_of(M, sel, None)
-    where = warp_value(address, n, line, "TMEM address", threads)
-    first = threads[::32]
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What each warp of an access touches: its first thread, CTA and slot, and where its part of TMEM begins.
+
+    ``rows`` and ``columns`` are the lanes and columns of (register, lane of the warp) from there on; with ``packed``
+    each column stands for two.
+    """
+
+    first: np.ndarray
+    cta: np.ndarray
+    warp: np.ndarray
+    lane: np.ndarray
+    column: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    packed: bool
+
+
+def _reach(issue: Issue, address: np.ndarray, form: Form) -> Reach:
+    """The checked reach of an access."""
+    M = issue.M
+    where = warp_value(issue, address, "TMEM address")
+    first = issue.threads[::32]
     cta, warp = M.cta[first], M.warp[first]
     lane, column = (where >> np.uint32(16)).astype(np.int64), (where & np.uint32(0xFFFF)).astype(np.int64)
     quarter = 32 * (warp % 4)
     wrong = lane != quarter
-    if shape != "32x32b":
+    if form.shape != "32x32b":
         wrong &= lane != quarter + 16
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
-        raise Fault(
-            "tmem-lane-quarter", line,
-            f"warp {int(warp[at])} accesses TMEM lane {int(lane[at])} with shape .{shape}; "
+        raise issue.fault(
+            "tmem-lane-quarter",
+            f"warp {int(warp[at])} accesses TMEM lane {int(lane[at])} with shape .{form.shape}; "
             f"it reaches lanes {int(quarter[at])} to {int(quarter[at]) + 31}",
             "add 32 * (warp % 4) lanes (bit 21 on) to the address; 16-lane shapes start at the quarter or 16 above",
-            int(first[at]),
-        )  # fmt: skip
-    rows, columns = cells(shape, count, packed, split)
-    width = int(columns.max()) + 1 + packed
-    low = int(columns.min())
+            32 * at,
+        )
+    rows, columns = cells(form.shape, form.count, form.packed, form.split)
+    low, width = int(columns.min()), int(columns.max()) + 1 + form.packed
     for start in np.unique(column):
         some = column == start
-        M.tensor.memory.check(cta[some], 0, 1, int(start) + low, width - low, line, int(first[np.argmax(some)]))
-    return first, cta, warp, lane, column, rows, columns
+        area = Area(column=int(start) + low, columns=width - low)
+        M.tensor.memory.check(cta[some], area, issue.line, int(first[np.argmax(some)]))
+    return Reach(first, cta, warp, lane, column, rows, columns, form.packed)
 
 
 @runtime
-def tmem_load(M, sel, address, shape, count, packed, split, line, n):
-    first, cta, warp, lane, column, rows, columns = _places(M, sel, address, shape, count, packed, split, line, n)
+def tmem_load(issue: Issue, address: np.ndarray, form: Form) -> np.ndarray:
+    M, to = issue.M, _reach(issue, address, form)
     data = M.tensor.memory.data
-    ctas, lanes, where = cta[:, None], lane[:, None] + rows[:, None, :], column[:, None] + columns[:, None, :]
-    x = data[ctas, lanes, where]
-    if packed:
-        x = (x & np.uint32(0xFFFF)) | (data[ctas, lanes, where + 1] << np.uint32(16))
+    lanes, where = to.lane[:, None] + to.rows[:, None, :], to.column[:, None] + to.columns[:, None, :]
+    x = data[to.cta[:, None], lanes, where]  # (registers, warps, lanes)
+    if to.packed:
+        x = (x & np.uint32(0xFFFF)) | (data[to.cta[:, None], lanes, where + 1] << np.uint32(16))
     if M.tensor.races:
-        M.tensor.races.load(first, cta, warp, lane, column, rows, columns, packed, line)
+        M.tensor.races.load(to, issue.line)
     if M.count:
         M.count.tensor_memory("ld", x.size * 4)
     return x.reshape(x.shape[0], -1)
@@ -176,26 +209,24 @@ def tmem_load(M, sel, address, shape, count, packed, split, line, n):
 @emits("tcgen05.st", writes=False, collective=32)
 def store(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """tcgen05.st.sync.aligned.shape.xN{.unpack::16b}.b32 [taddr]{, offset of the second half}, r."""
-    shape, count, packed = _form(e, ins, mods, "unpack::16b")
     address, *rest, registers = ins.operands
-    where, items, split = _operands(e, shape, count, address, registers, tuple(rest))
-    values = [e.value(x, "u32") for x in items]
-    e.line(f"tmem_store(M, sel, {where}, {shape!r}, {count}, {packed}, {split}, [{', '.join(values)}], {ins.line}, n)")
+    form = _form(e, ins, mods, "unpack::16b", tuple(rest))
+    values = [e.value(x, "u32") for x in _registers(e, form, registers)]
+    e.line(f"tmem_store({e.issue()}, {tmem_address(e, address)}, {e.static(form)}, [{', '.join(values)}])")
 
 
 @runtime
-def tmem_store(M, sel, address, shape, count, packed, split, values, line, n):
-    first, cta, warp, lane, column, rows, columns = _places(M, sel, address, shape, count, packed, split, line, n)
-    words = np.stack([spread(v, n).reshape(-1, 32) for v in values], axis=1)  # (warps, registers, lanes)
-    core = M.tensor
-    for i in range(first.shape[0]):
-        lanes, where, data = lane[i] + rows, column[i] + columns, words[i]
-        if packed:
+def tmem_store(issue: Issue, address: np.ndarray, form: Form, values: list[np.ndarray]) -> None:
+    M, to = issue.M, _reach(issue, address, form)
+    words = np.stack([spread(v, issue.n).reshape(-1, 32) for v in values], axis=1)  # (warps, registers, lanes)
+    for i in range(to.first.shape[0]):
+        lanes, where, data = to.lane[i] + to.rows, to.column[i] + to.columns, words[i]
+        if to.packed:
             lanes, where = np.concatenate([lanes, lanes]), np.concatenate([where, where + 1])
             data = np.concatenate([data & np.uint32(0xFFFF), data >> np.uint32(16)])
-        core.stores.append(Store((int(cta[i]), int(warp[i])), lanes, where, data))
-    if core.races:
-        core.races.store(first, cta, warp, lane, column, rows, columns, packed, line)
+        M.tensor.stores.append(Store((int(to.cta[i]), int(to.warp[i])), lanes, where, data))
+    if M.tensor.races:
+        M.tensor.races.store(to, issue.line)
     if M.count:
         M.count.tensor_memory("st", words.size * 4)
 
@@ -205,12 +236,12 @@ def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """tcgen05.wait::{ld,st}.sync.aligned: the warp's loads or stores are complete."""
     collective(e, ins, mods)
     e.operands(0)
-    e.line(f"tmem_wait(M, sel, {ins.modifiers[0][-2:]!r})")
+    e.line(f"tmem_wait({e.issue()}, {ins.modifiers[0][-2:]!r})")
 
 
 @runtime
-def tmem_wait(M, sel, kind):
-    first = threads_of(M, sel, None)[::32]
+def tmem_wait(issue: Issue, kind: str) -> None:
+    M, first = issue.M, issue.threads[::32]
     if kind == "st" and M.tensor.stores:
         M.tensor.land_stores(set(zip(M.cta[first].tolist(), M.warp[first].tolist(), strict=True)))
     if M.tensor.races:

@@ -12,18 +12,19 @@ r % 32, column r // 32 from the address on, and the descriptor names the bytes. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
 from ..ptx.records import Address, Immediate, Instruction, Vector
 from ..registry import emits, runtime
 from ..tensor_core import Work
 from ..tensor_descriptors import SIZES, DescriptorError, InstructionDescriptor, instruction, scaled_instruction
 from ..tensor_numbers import decode, multiply, read_result, scale_factors, write_result
-from ..tensor_operands import SharedOperand, shared_operand
+from ..tensor_operands import Matrix, SharedOperand, shared_operand
+from ..tmem import Area
 from .tcgen05_alloc import cta_group
 from .tcgen05_ldst import tmem_address
 
@@ -63,11 +64,9 @@ def product(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail("scale-input-d is 0 to 15, with kind::f16 and kind::tf32 only")
     in_tmem = isinstance(a, Address)
     first = tmem_address(e, a) if in_tmem else e.value(a, "u64")
-    words = f"[{', '.join(e.values(masks, 'u32'))}]" if masks else "[]"
-    e.line(
-        f"tensor_product(M, sel, {tmem_address(e, d)}, {first}, {e.value(b, 'u64')}, {e.value(descriptor, 'u32')}, "
-        f"{words}, {e.value(rest[0], 'bool')}, {scale}, {kind!r}, {group}, {in_tmem}, {e.guard()}, {ins.line}, n)"
-    )
+    words = [first, e.value(b, "u64"), e.value(descriptor, "u32"), *(e.values(masks, "u32") if masks else ())]
+    form = e.static(Form(kind=kind, group=group, scale=scale, a_in_tmem=in_tmem))
+    e.line(_call(e, form, [tmem_address(e, d), *words], e.value(rest[0], "bool")))
 
 
 def _scaled(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, group: int) -> None:
@@ -82,37 +81,54 @@ def _scaled(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, group: int
     d, a, b, descriptor, factors_a, factors_b, use = e.operands(7)
     if not all(isinstance(x, Address) for x in (d, factors_a, factors_b)) or isinstance(a, Address):
         raise e.fail("block-scaled products are emulated with A in shared memory and d and factors in brackets")
-    e.line(
-        f"tensor_product(M, sel, {tmem_address(e, d)}, {e.value(a, 'u64')}, {e.value(b, 'u64')}, "
-        f"{e.value(descriptor, 'u32')}, [{tmem_address(e, factors_a)}, {tmem_address(e, factors_b)}], "
-        f"{e.value(use, 'bool')}, {count}, {kind!r}, {group}, False, {e.guard()}, {ins.line}, n)"
-    )
+    words = [tmem_address(e, d), e.value(a, "u64"), e.value(b, "u64"), e.value(descriptor, "u32")]
+    words += [tmem_address(e, factors_a), tmem_address(e, factors_b)]
+    form = e.static(Form(kind=kind, group=group, scale=count, a_in_tmem=False))
+    e.line(_call(e, form, words, e.value(use, "bool")))
+
+
+def _call(e: Emitter, form: str, words: list[str], use: str) -> str:
+    return f"tensor_product({e.issue()}, {form}, [{', '.join(words)}], {use})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the opcode says: the kind, CTAs, where A lies, and the scale of d or the scale factors of a row."""
+
+    kind: str
+    group: int
+    scale: int
+    a_in_tmem: bool
+
+    def descriptor(self, word: int) -> InstructionDescriptor:
+        """The instruction descriptor, decoded for this kind; DescriptorError where it does not fit."""
+        if self.kind in _SCALED:
+            return scaled_instruction(word, self.kind, self.group, self.scale)
+        return instruction(word, self.kind, self.group)
 
 
 @runtime
-def tensor_product(M, sel, d, a, b, descriptor, masks, use, scale, kind, group, in_tmem, mask, line, n):
-    chosen = settle(mask)
-    for i, thread in enumerate(threads_of(M, sel, chosen).tolist()):
-        at = i if chosen is None else int(chosen[i])
-        one = [int(spread(x, n)[at]) for x in (d, a, b, descriptor, *masks)]
+def tensor_product(issue: Issue, opcode: Form, words: list[np.ndarray], use: np.ndarray) -> None:
+    """``words``: d, a, b, the instruction descriptor, then lanes that d leaves alone, or addresses of scale factors."""
+    M = issue.M
+    rows = zip(*(issue.each(word).tolist() for word in words), strict=True)
+    for i, (row, added) in enumerate(zip(rows, issue.each(use).tolist(), strict=True)):
         try:
-            scaled = kind in _SCALED
-            form = scaled_instruction(one[3], kind, group, scale) if scaled else instruction(one[3], kind, group)
-            work = _work(M, thread, line, one, form, bool(spread(use, n)[at]), scale, group, in_tmem)
+            work = _work(M, int(issue.threads[i]), issue.line, opcode, row, added)
         except DescriptorError as wrong:
-            raise Fault(
-                "tcgen05-descriptor", line, str(wrong), "build the descriptor for this kind, shape and layout", thread
-            ) from None
+            cure = "build the descriptor for this kind, shape and layout"
+            raise issue.fault("tcgen05-descriptor", str(wrong), cure, i) from None
         if M.count:
-            M.count.tensor_product(form.key, line)
+            M.count.tensor_product(work.form.key, issue.line)
         if M.tensor.races:
             M.tensor.races.product(work)
         M.tensor.issue(work)
 
 
-def _work(M, thread, line, one, form, use, scale, group, in_tmem) -> Product:
+def _work(M: object, thread: int, line: int, opcode: Form, words: tuple[int, ...], use: bool) -> Product:
     """Check the operands of one issuing thread and describe its product."""
-    d, a, b, _, *masks = one
+    d, a, b, descriptor, *masks = words
+    form, group, in_tmem = opcode.descriptor(descriptor), opcode.group, opcode.a_in_tmem
     factors = [] if form.scale is None else masks
     cta = int(M.cta[thread])
     ctas = [cta] if group == 1 else sorted((cta, M.tensor.memory.peer(cta)), key=lambda c: M.cta_rank[c])
@@ -122,32 +138,31 @@ def _work(M, thread, line, one, form, use, scale, group, in_tmem) -> Product:
     if lane and not (form.m == 64 and lane == 16):
         raise DescriptorError(f"the result starts at TMEM lane {lane}; M = {form.m} starts at lane 0 (M = 64: or 16)")
     width = layout[0].columns
-    _check_tmem(M, ctas, lane, column, width, line, thread)
+    inside = partial(M.tensor.memory.check, np.array(ctas), line=line, thread=thread)
+    inside(Area(lane=lane, column=column, columns=width))
     if in_tmem:
         if form.a_mn_major:
             raise DescriptorError("A in TMEM is K-major")
         if a >> 16 != lane:
             raise DescriptorError(f"A starts at TMEM lane {a >> 16}, the result at lane {lane}")
-        _check_tmem(M, ctas, lane, a & 0xFFFF, 8, line, thread)
+        inside(Area(lane=lane, column=a & 0xFFFF, columns=8))
         left = a
     else:
-        left = shared_operand(M, a, rows, form.a_mn_major, SIZES[form.a_type], line, thread)
-    right = shared_operand(M, b, columns, form.b_mn_major, SIZES[form.b_type], line, thread)
+        matrix = Matrix(word=a, rows=rows, mn_major=form.a_mn_major, size=SIZES[form.a_type])
+        left = shared_operand(M, matrix, line, thread)
+    matrix = Matrix(word=b, rows=columns, mn_major=form.b_mn_major, size=SIZES[form.b_type])
+    right = shared_operand(M, matrix, line, thread)
     for address, extent in zip(factors, (rows, form.n), strict=False):
-        _check_tmem(M, ctas, 0, address & 0xFFFF, -(-extent // 32), line, thread)
+        inside(Area(column=address & 0xFFFF, columns=-(-extent // 32)))
         if address >> 16 & 0x3FFF:  # the top two bits name the byte once more
             raise DescriptorError(f"scale factors start at TMEM lane {address >> 16 & 0x3FFF}; they start at lane 0")
     cells = [(c, column, column + width) for c in ctas]
     cells += [(c, a & 0xFFFF, (a & 0xFFFF) + 8) for c in ctas] if in_tmem else []
     return Product(
         cta=cta, thread=thread, line=line, cells=cells, ctas=ctas, form=form, lane=lane, column=column, left=left,
-        right=right, keep=_kept([] if factors else masks), use=use, scale=0 if factors else scale, layout=layout,
+        right=right, keep=_kept([] if factors else masks), use=use, scale=0 if factors else opcode.scale, layout=layout,
         factors=[f & 0xFFFF for f in factors],
     )  # fmt: skip
-
-
-def _check_tmem(M, ctas, lane, column, columns, line, thread) -> None:
-    M.tensor.memory.check(np.array(ctas), lane, 1, column, columns, line, thread)
 
 
 def _kept(masks: list[int]) -> np.ndarray | None:

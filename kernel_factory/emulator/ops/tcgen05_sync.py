@@ -8,12 +8,15 @@ from typing import ClassVar
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..mbarriers import Arrival
 from ..ptx.records import Instruction
 from ..registry import emits, runtime
 from ..tensor_core import Work
-from .cluster import cluster_address, cluster_flat
+from .cluster import cluster_flat
 from .tcgen05_alloc import cta_group
+
+_COMMIT = Arrival(what="tcgen05.commit")
 
 
 @emits("tcgen05.commit", writes=False)
@@ -29,9 +32,8 @@ def commit(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     many = mods.take("multicast::cluster")
     mods.take("shared::cluster", "shared::cta")
     target, *rest = e.operands(2 if many else 1)
-    base, offset = cluster_address(e, target)
     where = e.value(rest[0], "u16") if rest else "None"
-    e.line(f"tensor_commit(M, sel, {base}, {offset}, {where}, {e.guard()}, {ins.line}, n)")
+    e.line(f"tensor_commit({e.issue()}, {e.cluster_place(target)}, {where})")
 
 
 @dataclass(kw_only=True)
@@ -46,7 +48,7 @@ class Commit(Work):
         threads = np.full(self.flat.shape[0], self.thread)
         if M.tensor.races:
             M.tensor.races.committed(self, M.mbarriers.find(self.flat, threads, self.line, "tcgen05.commit"))
-        M.mbarriers.arrive(self.flat, np.ones(threads.size, np.int64), threads, self.line, what="tcgen05.commit")
+        M.mbarriers.arrive(self.flat, np.ones(threads.size, np.int64), threads, self.line, _COMMIT)
 
     def matters(self, M: object) -> bool:
         """An arrival on a barrier of the CTA's own dies with it; elsewhere it would reach a CTA that has left."""
@@ -54,16 +56,12 @@ class Commit(Work):
 
 
 @runtime
-def tensor_commit(M, sel, base, offset, where, mask, line, n):
-    chosen = settle(mask)
-    threads = threads_of(M, sel, chosen)
-    flat = cluster_flat(M, sel, base, offset, 8, chosen, line, n)
-    for i, thread in enumerate(threads.tolist()):
-        at = i if chosen is None else int(chosen[i])
-        places = flat[i : i + 1]
-        if where is not None:
-            places = _everywhere(M, int(flat[i]), int(spread(where, n)[at]))
-        work = Commit(cta=int(M.cta[thread]), thread=thread, line=line, flat=places)
+def tensor_commit(issue: Issue, place: tuple, where: np.ndarray | None) -> None:
+    M, flat = issue.M, cluster_flat(issue, place, 8)
+    masks = None if where is None else issue.each(where).tolist()
+    for i, thread in enumerate(issue.threads.tolist()):
+        places = flat[i : i + 1] if masks is None else _everywhere(M, int(flat[i]), masks[i])
+        work = Commit(cta=int(M.cta[thread]), thread=thread, line=issue.line, flat=places)
         if M.tensor.races:
             M.tensor.races.commit(work)
         M.tensor.issue(work)
@@ -83,10 +81,10 @@ def fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     if ins.guard:
         raise e.fail("a guarded tcgen05.fence is not emulated")
     e.operands(0)
-    e.line(f"tensor_fence(M, sel, {ins.modifiers[0].split('::')[1][:5]!r})")
+    e.line(f"tensor_fence({e.issue()}, {ins.modifiers[0].endswith('::after_thread_sync')})")
 
 
 @runtime
-def tensor_fence(M, sel, side):
-    if M.tensor.races:
-        M.tensor.races.fence(threads_of(M, sel, None), side == "after")
+def tensor_fence(issue: Issue, after: bool) -> None:
+    if issue.M.tensor.races:
+        issue.M.tensor.races.fence(issue.threads, after)

@@ -6,11 +6,13 @@ or global memory; copies read it from global memory or a parameter. Positions of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
 from ..ptx.records import Immediate, Instruction
 from ..registry import emits, runtime
 from .tma import own_flat
@@ -49,52 +51,52 @@ def replace(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     places = _FIELDS[field]
     if not 0 <= ordinal.value < len(places):
         raise e.fail(f"{field} has ordinals 0 to {len(places) - 1}")
-    base, offset = e.shared_address(target) if space == "shared::cta" else e.global_address(target)
-    value = e.value(rest[0], "u64" if wide else "u32")
-    e.line(
-        f"tensormap_replace(M, sel, {space == 'shared::cta'}, {base}, {offset}, {places[ordinal.value]}, "
-        f"{field == 'elemtype'}, {value}, {e.guard()}, {ins.line}, n)"
-    )
+    place = e.shared_place(target) if space == "shared::cta" else e.global_place(target)
+    what = e.static(Edit(shared=space == "shared::cta", place=places[ordinal.value], element=field == "elemtype"))
+    e.line(f"tensormap_replace({e.issue()}, {place}, {what}, {e.value(rest[0], 'u64' if wide else 'u32')})")
 
 
-def _words(M, shared, sel, base, offset, chosen, line, n):
-    """A view of the eight words of each thread's map, and the thread."""
-    threads = threads_of(M, sel, chosen)
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Which field of a map (``_FIELDS``) is replaced, and whether the map lies in shared memory."""
+
+    shared: bool
+    place: tuple[int, int, int, int, int]
+    element: bool
+
+
+def _words(issue: Issue, place: tuple, shared: bool) -> Iterator[np.ndarray]:
+    """A view of the eight words of each thread's map."""
+    M = issue.M
     if shared:
-        for flat, thread in zip(
-            own_flat(M, sel, base, offset, chosen, line, n).tolist(), threads.tolist(), strict=True
-        ):
+        for i, flat in enumerate(own_flat(issue, place).tolist()):
             if flat % 8 or flat % M.shared_stride + 128 > M.shared_end - M.shared_origin:
-                raise Fault("misaligned", line, "tensor map in shared memory", "align its 128 bytes to 128", thread)
-            yield M.shared_bytes[flat : flat + 64].view(np.uint64), thread
+                raise issue.fault("misaligned", "tensor map in shared memory", "align its 128 bytes to 128", i)
+            yield M.shared_bytes[flat : flat + 64].view(np.uint64)
         return
-    address = spread(base[0], n) + offset
-    address = address if chosen is None else address[chosen]
-    for at, thread in zip(address.tolist(), threads.tolist(), strict=True):
+    (address, *_), offset = place
+    for i, at in enumerate((issue.each(address) + offset).tolist()):
         buffer = M.memory.find(at, at + 128)
         if buffer is None or not buffer.writable or at % 64:
-            raise Fault("bad-tensor-map", line, f"no writable tensor map lies at {M.memory.describe(at)}",
-                        "keep the map in a buffer of its own, aligned to 128 bytes", thread)  # fmt: skip
-        yield buffer.data[at - buffer.address :][:64].view(np.uint64), thread
+            raise issue.fault("bad-tensor-map", f"no writable tensor map lies at {M.memory.describe(at)}",
+                              "keep the map in a buffer of its own, aligned to 128 bytes", i)  # fmt: skip
+        yield buffer.data[at - buffer.address :][:64].view(np.uint64)
 
 
 @runtime
-def tensormap_replace(M, sel, shared, base, offset, place, element, value, mask, line, n):
-    chosen = settle(mask)
-    values = spread(value, n)
-    values = values if chosen is None else values[chosen]
-    word, low, bits, less, unit = place
-    for i, (words, thread) in enumerate(_words(M, shared, sel, base, offset, chosen, line, n)):
-        new = int(values[i])
+def tensormap_replace(issue: Issue, place: tuple, what: Edit, value: np.ndarray) -> None:
+    word, low, bits, less, unit = what.place
+    values = issue.each(value).tolist()
+    for i, words in enumerate(_words(issue, place, what.shared)):
+        new, rounds = values[i], 0
         if new % unit:
-            raise Fault("bad-tensor-map", line, f"a stride of {new} bytes", "use multiples of 16 bytes", thread)
-        rounds = 0
-        if element:
+            raise issue.fault("bad-tensor-map", f"a stride of {new} bytes", "use multiples of 16 bytes", i)
+        if what.element:
             new, rounds = _TF32.get(new, (new, 0))
             words[1] = np.uint64(int(words[1]) & ~(1 << 16) | rounds << 16)
         field = ((1 << bits) - 1) << low
         words[word] = np.uint64(int(words[word]) & ~field | ((new - less) // unit << low) & field)
-    M.changed()
+    issue.M.changed()
 
 
 @emits("tensormap.cp_fenceproxy", writes=False, collective=32)
@@ -106,16 +108,12 @@ def copy_and_fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     target, source, size = e.operands(3)
     if not isinstance(size, Immediate) or size.value != 128 or ins.guard:
         raise e.fail("tensormap.cp_fenceproxy copies 128 bytes, unguarded")
-    place, place_offset = e.global_address(target)
-    base, offset = e.shared_address(source)
-    e.line(f"tensormap_copy(M, sel, {place}, {place_offset}, {base}, {offset}, {ins.line}, n)")
+    e.line(f"tensormap_copy({e.issue()}, {e.global_place(target)}, {e.shared_place(source)})")
 
 
 @runtime
-def tensormap_copy(M, sel, place, place_offset, base, offset, line, n):
-    first = np.flatnonzero(np.arange(n) % 32 == 0)
-    sources = _words(M, True, sel, base, offset, first, line, n)
-    targets = _words(M, False, sel, place, place_offset, first, line, n)
-    for (target, _), (source, _) in zip(targets, sources, strict=True):
-        target[:] = source
-    M.changed()
+def tensormap_copy(issue: Issue, target: tuple, source: tuple) -> None:
+    first = issue.narrowed(np.flatnonzero(np.arange(issue.n) % 32 == 0))
+    for to, words in zip(_words(first, target, False), _words(first, source, True), strict=True):
+        to[:] = words
+    issue.M.changed()

@@ -6,16 +6,19 @@ reduction belongs to the bulk group of its thread. im2col, gather and scatter mo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from ..boxes import Boxes, check_room
 from ..emitter import Emitter, Modifiers
-from ..errors import Fault
-from ..lanes import settle, spread, threads_of
+from ..issue import Issue
+from ..lanes import spread
 from ..ptx.records import Address, Instruction, Symbol
 from ..registry import emits, runtime
 from ..tensor_map import MAP_BYTES, TensorMap, TensorMapError, decode
-from .cluster import cluster_address, cluster_flat
+from .cluster import cluster_flat
 from .memory_access import shared_flat
 from .move import WINDOWS
 from .reductions import combiner
@@ -31,8 +34,8 @@ def _rank_and_mode(e: Emitter, mods: Modifiers) -> int:
     return rank
 
 
-def _map_operand(e: Emitter, operand: object, rank: int) -> tuple[str, str]:
-    """Expressions for the address of the tensor map and for the coordinates."""
+def _tensor(e: Emitter, operand: object, rank: int) -> str:
+    """Expression for the address of a tensor map, and the coordinates of a box."""
     if not isinstance(operand, Address) or len(operand.coordinates) != rank:
         raise e.fail(f"expected [tensorMap, {{{rank} coordinates}}]")
     if isinstance(operand.base, Symbol):
@@ -40,7 +43,7 @@ def _map_operand(e: Emitter, operand: object, rank: int) -> tuple[str, str]:
         address = e.constant(np.uint64(WINDOWS["param"] + place))
     else:
         address = f"({e.value(operand.base, 'u64')} + u64({operand.offset}))"
-    return address, ", ".join(e.value(c, "i32") for c in operand.coordinates)
+    return f"({address}, [{', '.join(e.value(c, 'i32') for c in operand.coordinates)}])"
 
 
 @emits("cp.async.bulk.tensor", writes=False)
@@ -53,21 +56,16 @@ def tensor_copy(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         if source not in ("shared::cta", "shared"):
             raise e.fail("a tensor store reads shared::cta memory")
         mods.one("bulk_group")
-        return _store(e, ins, rank, e.operands(2 + policy), "None")
+        return _store(e, rank, e.operands(2 + policy), None)
     if target not in ("shared::cta", "shared::cluster") or source != "global":
         raise e.fail("a tensor copy goes from global to shared::cta or shared::cluster memory, or back")
     mods.one("mbarrier::complete_tx::bytes")
     multicast = bool(mods.take("multicast::cluster"))
     pair = mods.take("cta_group::1", "cta_group::2") == "cta_group::2"
     shared, tensor, barrier, *rest = e.operands(3 + multicast + policy)
-    base, offset = cluster_address(e, shared)
-    object_base, object_offset = cluster_address(e, barrier)
-    address, coords = _map_operand(e, tensor, rank)
+    places = f"{e.cluster_place(shared)}, {_tensor(e, tensor, rank)}, {e.cluster_place(barrier)}"
     mask = e.value(rest[0], "u16") if multicast else "None"
-    e.line(
-        f"tensor_load(M, sel, {base}, {offset}, {address}, [{coords}], {object_base}, {object_offset}, {mask}, {pair}, "
-        f"{e.guard()}, {ins.line}, n)"
-    )
+    e.line(f"tensor_load({e.issue()}, {places}, {mask}, {pair})")
     return None
 
 
@@ -81,13 +79,12 @@ def tensor_reduce(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.take("tile")
     mods.one("bulk_group")
     policy = int(bool(mods.take("L2::cache_hint")))
-    _store(e, ins, rank, e.operands(2 + policy), repr(op))
+    _store(e, rank, e.operands(2 + policy), op)
 
 
-def _store(e: Emitter, ins: Instruction, rank: int, operands: tuple, op: str) -> None:
-    address, coords = _map_operand(e, operands[0], rank)
-    base, offset = e.shared_address(operands[1])
-    e.line(f"tensor_store(M, sel, {base}, {offset}, {address}, [{coords}], {op}, {e.guard()}, {ins.line}, n)")
+def _store(e: Emitter, rank: int, operands: tuple, op: str | None) -> None:
+    tensor, source, *_ = operands
+    e.line(f"tensor_store({e.issue()}, {_tensor(e, tensor, rank)}, {e.shared_place(source)}, {op!r})")
 
 
 @emits("cp.async.bulk.prefetch.tensor", writes=False)
@@ -98,57 +95,59 @@ def prefetch_tensor(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.one("global")
     mods.take("tile")
     policy = int(bool(mods.take("L2::cache_hint")))
-    address, coords = _map_operand(e, e.operands(1 + policy)[0], rank)
-    e.line(f"tensor_prefetch(M, sel, {address}, [{coords}], {e.guard()}, {ins.line}, n)")
+    e.line(f"tensor_prefetch({e.issue()}, {_tensor(e, e.operands(1 + policy)[0], rank)})")
 
 
 # -- run time ---------------------------------------------------------------------------------------------------------
-def tensor_map_at(M: object, address: int, rank: int, line: int, thread: int) -> TensorMap:
+def _map_at(issue: Issue, address: int, rank: int, at: int) -> TensorMap:
     """The decoded tensor map at a generic address: a kernel parameter, or global memory."""
-    raw = _map_bytes(M, address, line, thread)
+    raw = _map_bytes(issue, address, at)
     try:
         found = decode(raw[:64])
     except TensorMapError as error:
-        raise Fault("bad-tensor-map", line, str(error), "encode the tensor map again", thread) from None
+        raise issue.fault("bad-tensor-map", str(error), "encode the tensor map again", at) from None
     if found.rank != rank:
-        raise Fault("bad-tensor-map", line, f"a {rank}-dimensional copy with a tensor map of rank {found.rank}",
-                    "use the opcode of the map's rank", thread)  # fmt: skip
+        what = f"a {rank}-dimensional copy with a tensor map of rank {found.rank}"
+        raise issue.fault("bad-tensor-map", what, "use the opcode of the map's rank", at)
     return found
 
 
-def _map_bytes(M: object, address: int, line: int, thread: int) -> bytes:
-    offset = address - WINDOWS["param"]
+def _map_bytes(issue: Issue, address: int, at: int) -> bytes:
+    M, offset = issue.M, address - WINDOWS["param"]
     if 0 <= offset <= len(M.param_bytes) - 64:
         if offset % 64:
-            raise Fault("misaligned", line, f"tensor map at parameter offset {offset}", "align it to 64 bytes", thread)
+            raise issue.fault("misaligned", f"tensor map at parameter offset {offset}", "align it to 64 bytes", at)
         return M.param_bytes[offset : offset + 64]
     buffer = M.memory.find(address, address + MAP_BYTES)
     if buffer is None or address % 64:
-        raise Fault("bad-tensor-map", line, f"no tensor map lies at {M.memory.describe(address)}",
-                    "pass the map as a parameter or in global memory, aligned to 64 bytes", thread)  # fmt: skip
+        raise issue.fault("bad-tensor-map", f"no tensor map lies at {M.memory.describe(address)}",
+                          "pass the map as a parameter or in global memory, aligned to 64 bytes", at)  # fmt: skip
     return buffer.data[address - buffer.address :][:64].tobytes()
 
 
-def _maps(M, sel, address, coords, chosen, line, n):
-    """(positions among the chosen, map, coordinates) for each tensor map in use."""
-    threads = threads_of(M, sel, chosen)
-    table = np.stack([spread(c, n) if chosen is None else spread(c, n)[chosen] for c in coords], axis=1)
-    table = table.astype(np.int64)
+def _boxes(issue: Issue, tensor: tuple) -> Iterator[tuple]:
+    """(rows among the threads, map, coordinates) for each tensor map in use."""
+    address, coords = tensor
+    table = np.stack([issue.each(c) for c in coords], axis=1).astype(np.int64)
     if address.shape[0] == 1:
-        yield slice(None), tensor_map_at(M, int(address[0]), len(coords), line, int(threads[0])), table
+        yield slice(None), _map_at(issue, int(address[0]), len(coords), 0), table
         return
-    address = spread(address, n) if chosen is None else address[chosen]
+    address = issue.each(address)
     for value in np.unique(address):
         rows = np.flatnonzero(address == value)
-        yield rows, tensor_map_at(M, int(value), len(coords), line, int(threads[rows[0]])), table[rows]
+        yield rows, _map_at(issue, int(value), len(coords), int(rows[0])), table[rows]
 
 
+@dataclass(slots=True)
 class TileLoad:
     """Boxes on their way to shared memory at flat positions ``start``; each completes on its mbarrier."""
 
-    def __init__(self, tmap, coords, start, barriers, threads, line) -> None:
-        self.tmap, self.coords, self.start, self.barriers = tmap, coords, start, barriers
-        self.threads, self.line = threads, line
+    tmap: TensorMap
+    coords: np.ndarray
+    start: np.ndarray
+    barriers: np.ndarray
+    threads: np.ndarray
+    line: int
 
     def land(self, M: object) -> None:
         boxes = Boxes(self.tmap, self.coords)
@@ -161,16 +160,22 @@ class TileLoad:
         M.mbarriers.complete(self.barriers, nbytes, self.line, int(self.threads[0]))
 
 
+@dataclass(slots=True)
 class TileStore:
     """Boxes on their way to global memory; ``groups`` is filled in by the queue."""
 
-    def __init__(self, tmap, coords, start, threads, line, op, groups=None) -> None:
-        self.tmap, self.coords, self.start, self.threads = tmap, coords, start, threads
-        self.line, self.op, self.groups, self.barriers = line, op, groups, None
+    tmap: TensorMap
+    coords: np.ndarray
+    start: np.ndarray
+    threads: np.ndarray
+    line: int
+    op: str | None
+    groups: np.ndarray | None = None
+    barriers: None = None
 
     def part(self, keep: np.ndarray) -> TileStore:
-        return TileStore(self.tmap, self.coords[keep], self.start[keep], self.threads[keep], self.line, self.op,
-                         self.groups[keep])  # fmt: skip
+        kept = {name: getattr(self, name)[keep] for name in ("coords", "start", "threads", "groups")}
+        return replace(self, **kept)
 
     def land(self, M: object) -> None:
         boxes = Boxes(self.tmap, self.coords)
@@ -181,54 +186,55 @@ class TileStore:
 
 
 @runtime
-def tensor_load(M, sel, base, offset, address, coords, barrier, barrier_offset, mask, pair, guard, line, n):
-    chosen = settle(guard)
-    start = cluster_flat(M, sel, base, offset, 1, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
-    if not threads.size:
+def tensor_load(
+    issue: Issue, target: tuple, tensor: tuple, barrier: tuple, mask: np.ndarray | None, pair: bool
+) -> None:
+    M, line = issue.M, issue.line
+    start = cluster_flat(issue, target, 1)
+    if not issue.threads.size:
         return
-    objects = cluster_flat(M, sel, barrier, barrier_offset, 8, chosen, line, n)
-    targets = None
-    if mask is not None:
-        targets = spread(mask, n).astype(np.int64)
-        targets = targets if chosen is None else targets[chosen]
-    for rows, tmap, table in _maps(M, sel, address, coords, chosen, line, n):
-        check_room(M, start[rows], tmap.box_bytes, 128, line, threads[rows], "tensor load")
-        to, on, who = start[rows], objects[rows], threads[rows]
+    objects = cluster_flat(issue, barrier, 8)
+    targets = None if mask is None else issue.each(mask).astype(np.int64)
+    for rows, tmap, table in _boxes(issue, tensor):
+        some = issue.narrowed(issue.lanes[rows])
+        to, on, who = start[rows], objects[rows], some.threads
+        check_room(some, to, tmap.box_bytes, 128, "tensor load")
         if targets is not None:
-            copy, to, on = _multicast(M, to, on, targets[rows], pair, line, who)
+            copy, to, on = multicast_to(some, to, on, targets[rows], pair)
             who, table = who[copy], table[copy]
         ids = M.mbarriers.find(on, who, line, "the completion of a tensor load")
-        job = TileLoad(tmap, table, to, ids, who, line)
         if M.race:
             boxes = Boxes(tmap, table)
             M.race.async_write(who, boxes.shared(M, to), boxes.unit, ids, line)
-        M.async_copies.load(job)
+        M.async_copies.load(TileLoad(tmap, table, to, ids, who, line))
 
 
-def _multicast(M, start, objects, mask, pair, line, threads):
+def multicast_to(
+    issue: Issue, start: np.ndarray, objects: np.ndarray, mask: np.ndarray, pair: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Copies of one load for every CTA in its mask, at the same offsets; the barrier of a pair may be the other's."""
+    M = issue.M
     if (mask >> M.cluster_size).any() or not mask.all():
         at = int(np.argmax((mask >> M.cluster_size != 0) | (mask == 0)))
-        raise Fault("bad-multicast", line, f"multicast mask {int(mask[at]):#x} in a cluster of {M.cluster_size} CTAs",
-                    "name at least one CTA, and only CTAs of the cluster", int(threads[at]))  # fmt: skip
+        raise issue.fault("bad-multicast", f"multicast mask {int(mask[at]):#x} in a cluster of {M.cluster_size} CTAs",
+                          "name at least one CTA, and only CTAs of the cluster", at)  # fmt: skip
     copy, rank = np.nonzero((mask[:, None] >> np.arange(M.cluster_size)) & 1)
     stride = M.shared_stride
-    first = M.cluster_start[M.cta[threads[copy]]]
+    first = M.cluster_start[M.cta[issue.threads[copy]]]
     signal = (rank & ~1) | (M.cta_rank[objects[copy] // stride] & 1) if pair else rank
     return copy, (first + rank) * stride + start[copy] % stride, (first + signal) * stride + objects[copy] % stride
 
 
 @runtime
-def tensor_store(M, sel, base, offset, address, coords, op, guard, line, n):
-    chosen = settle(guard)
-    start = own_flat(M, sel, base, offset, chosen, line, n)
-    threads = threads_of(M, sel, chosen)
-    if not threads.size:
+def tensor_store(issue: Issue, tensor: tuple, source: tuple, op: str | None) -> None:
+    M, line = issue.M, issue.line
+    start = own_flat(issue, source)
+    if not issue.threads.size:
         return
-    for rows, tmap, table in _maps(M, sel, address, coords, chosen, line, n):
-        check_room(M, start[rows], tmap.box_bytes, 128, line, threads[rows], "tensor store")
-        who, where = threads[rows], start[rows]
+    for rows, tmap, table in _boxes(issue, tensor):
+        some = issue.narrowed(issue.lanes[rows])
+        who, where = some.threads, start[rows]
+        check_room(some, where, tmap.box_bytes, 128, "tensor store")
         if op is None:
             first = _once_a_warp(who, where, table)
             who, where, table = who[first], where[first], table[first]
@@ -238,9 +244,9 @@ def tensor_store(M, sel, base, offset, address, coords, op, guard, line, n):
         M.async_copies.store(TileStore(tmap, table, where, who, line, op))
 
 
-def own_flat(M, sel, base, offset, chosen, line, n):
-    """Flat positions in the thread's own shared memory, one a (chosen) thread."""
-    return spread(shared_flat(M, sel, base, offset, 1, chosen, line), n if chosen is None else chosen.size)
+def own_flat(issue: Issue, place: tuple) -> np.ndarray:
+    """Flat positions in the thread's own shared memory, one a thread."""
+    return spread(shared_flat(issue, place, 1), issue.count)
 
 
 def _once_a_warp(threads: np.ndarray, start: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -252,8 +258,7 @@ def _once_a_warp(threads: np.ndarray, start: np.ndarray, table: np.ndarray) -> n
 
 
 @runtime
-def tensor_prefetch(M, sel, address, coords, guard, line, n):
-    chosen = settle(guard)
-    if threads_of(M, sel, chosen).size:
-        for _ in _maps(M, sel, address, coords, chosen, line, n):
+def tensor_prefetch(issue: Issue, tensor: tuple) -> None:
+    if issue.threads.size:
+        for _ in _boxes(issue, tensor):
             pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..emitter import NUMPY, Emitter, Modifiers
-from ..errors import Fault
+from ..issue import Issue
 from ..lanes import spread, threads_of
 from ..ptx.records import Immediate, Instruction, Vector
 from ..registry import emits, runtime
@@ -35,26 +35,25 @@ def _unguarded(e: Emitter, ins: Instruction) -> None:
 class Rows:
     """Lanes of some warps as rows of 32: who is here, each lane's members, and the way back."""
 
-    def __init__(self, M: object, sel: object, mask: np.ndarray | None, line: int, n: int) -> None:
-        ids = threads_of(M, sel, None)
+    def __init__(self, issue: Issue, mask: np.ndarray | None) -> None:
+        ids, n = issue.threads, issue.n
         warps, row = np.unique(ids >> 5, return_inverse=True)
         self.at, self.shape, self.n = (row, ids & 31), (warps.shape[0], 32), n
         self.here = self.put(np.ones(n, bool))
         word = np.full(n, _FULL, np.uint32) if mask is None else spread(mask, n)
         self.mask = self.put(word)
-        gone = (M.state.reshape(-1, 32)[warps] == DONE) & ~self.here
+        gone = (issue.M.state.reshape(-1, 32)[warps] == DONE) & ~self.here
         self.present = (self.here * _BITS).sum(1, dtype=np.uint32)[:, None]
         missing = self.here & ((self.mask & ~self.present & ~(gone * _BITS).sum(1, dtype=np.uint32)[:, None]) != 0)
         outside = self.here & ((self.mask & _BITS) == 0)
         for bad, what in ((missing, "names lanes that do not arrive"), (outside, "leaves out the lane itself")):
             if bad.any():
                 at = int(np.flatnonzero(bad[self.at])[0])
-                raise Fault(
+                raise issue.fault(
                     "deadlock" if what.startswith("names") else "member-mask",
-                    line,
                     f"member mask {int(word[at]):#x} {what}",
                     "name exactly the lanes that execute the collective together",
-                    int(ids[at]),
+                    at,
                 )
 
     def put(self, x: np.ndarray) -> np.ndarray:
@@ -71,13 +70,14 @@ class Rows:
         return ((self.mask & self.present)[:, :, None] & _BITS) != 0
 
 
-def rows_of(M: object, sel: object, mask: np.ndarray | None, line: int, n: int) -> Rows | None:
+def rows_of(issue: Issue, mask: np.ndarray | None) -> Rows | None:
     """None for whole warps with full masks."""
+    sel = issue.sel
     if isinstance(sel, np.ndarray):
-        whole = n % 32 == 0 and not (sel[::32] & 31).any() and (sel[31::32] - sel[::32] == 31).all()
+        whole = issue.n % 32 == 0 and not (sel[::32] & 31).any() and (sel[31::32] - sel[::32] == 31).all()
         if not whole:
-            return Rows(M, sel, mask, line, n)
-    return None if mask is None or (mask == np.uint32(_FULL)).all() else Rows(M, sel, mask, line, n)
+            return Rows(issue, mask)
+    return None if mask is None or (mask == np.uint32(_FULL)).all() else Rows(issue, mask)
 
 
 @emits("shfl.sync", collective=32, partial=True)
@@ -89,7 +89,7 @@ def shuffle(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     dst, a, b, c, mask = e.operands(5)
     name = e.temp()
     values = ", ".join(e.value(x, "u32") for x in (a, b, c))
-    e.line(f"{name} = shuffled(M, sel, {member_mask(e, mask)}, {ins.line}, {values}, {mode!r}, n)")
+    e.line(f"{name} = shuffled({e.issue()}, {member_mask(e, mask)}, {values}, {mode!r})")
     targets = dst.items if isinstance(dst, Vector) else (dst,)
     e.set(targets[0], f"{name}[0]", "u32")
     if len(targets) > 1:
@@ -97,12 +97,12 @@ def shuffle(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def shuffled(M, sel, mask, line, a, b, c, mode, n):
+def shuffled(issue: Issue, mask, a, b, c, mode: str):
     """Value of the source lane, and whether that lane was in range (PTX ISA 9.7.9.6)."""
-    rows = rows_of(M, sel, mask, line, n)
+    rows = rows_of(issue, mask)
     lane = np.arange(32)[None, :]
     if rows is None:
-        a, b, c = (spread(x, n).reshape(-1, 32) for x in (a, b, c))
+        a, b, c = (spread(x, issue.n).reshape(-1, 32) for x in (a, b, c))
     else:
         a, b, c = rows.put(a), rows.put(b), rows.put(c)
     b, c = b.astype(np.int64) & 31, c.astype(np.int64)
@@ -130,14 +130,14 @@ def vote(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     kind = mods.type("pred", "b32")
     mode = mods.one("ballot") if kind == "b32" else mods.one("all", "any", "uni")
     dst, p, mask = e.operands(3)
-    code = f"voted(M, sel, {member_mask(e, mask)}, {ins.line}, {e.value(p, 'bool')}, {mode!r}, n)"
+    code = f"voted({e.issue()}, {member_mask(e, mask)}, {e.value(p, 'bool')}, {mode!r})"
     e.set(dst, code, "u32" if kind == "b32" else "bool")
 
 
 @runtime
-def voted(M, sel, mask, line, p, mode, n):
-    rows = rows_of(M, sel, mask, line, n)
-    p = spread(p, n).reshape(-1, 32) if rows is None else rows.put(p)
+def voted(issue: Issue, mask, p, mode: str):
+    rows = rows_of(issue, mask)
+    p = spread(p, issue.n).reshape(-1, 32) if rows is None else rows.put(p)
     ballot = (p * _BITS).sum(1, dtype=np.uint32)[:, None]
     members = np.uint32(_FULL) if rows is None else rows.mask & rows.present
     yes = np.broadcast_to(ballot & members, p.shape)
@@ -153,7 +153,7 @@ def match(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     every = ins.modifiers[0] == "all"
     dst, a, mask = e.operands(3)
     name = e.temp()
-    e.line(f"{name} = matched(M, sel, {member_mask(e, mask)}, {ins.line}, {e.value(a, dtype)}, {every}, n)")
+    e.line(f"{name} = matched({e.issue()}, {member_mask(e, mask)}, {e.value(a, dtype)}, {every})")
     targets = dst.items if isinstance(dst, Vector) else (dst,)
     e.set(targets[0], f"{name}[0]", "u32")
     if len(targets) > 1:
@@ -163,8 +163,8 @@ def match(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 @runtime
-def matched(M, sel, mask, line, a, every, n):
-    rows = rows_of(M, sel, mask, line, n) or Rows(M, sel, mask, line, n)
+def matched(issue: Issue, mask, a, every: bool):
+    rows = rows_of(issue, mask) or Rows(issue, mask)
     a = rows.put(a)
     equal = (a[:, :, None] == a[:, None, :]) & rows.members
     same = (equal * _BITS).sum(2, dtype=np.uint32)
@@ -183,13 +183,13 @@ def reduce_warp(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     absolute, nan = (bool(mods.take(x)) if kind == "f32" else False for x in ("abs", "NaN"))
     dst, a, mask = e.operands(3)
     value = f"np.abs({e.value(a, 'f32')})" if absolute else e.value(a, NUMPY[kind])
-    code = f"reduced(M, sel, {member_mask(e, mask)}, {ins.line}, {value}, {op!r}, {nan}, n)"
+    code = f"reduced({e.issue()}, {member_mask(e, mask)}, {value}, {op!r}, {nan})"
     e.set(dst, code, NUMPY[kind])
 
 
 @runtime
-def reduced(M, sel, mask, line, a, op, nan, n):
-    rows = rows_of(M, sel, mask, line, n)
+def reduced(issue: Issue, mask, a, op: str, nan: bool):
+    rows = rows_of(issue, mask)
     ufunc = {
         "add": np.add,
         "min": np.minimum,
@@ -201,7 +201,7 @@ def reduced(M, sel, mask, line, a, op, nan, n):
     if a.dtype == np.float32 and not nan:
         ufunc = {"min": np.fmin, "max": np.fmax}[op]
     if rows is None:
-        return np.repeat(ufunc.reduce(spread(a, n).reshape(-1, 32), axis=1, dtype=a.dtype), 32)
+        return np.repeat(ufunc.reduce(spread(a, issue.n).reshape(-1, 32), axis=1, dtype=a.dtype), 32)
     values = rows.put(a)[:, None, :]
     neutral = np.take_along_axis(values, rows.members.argmax(2)[:, :, None], 2)  # the first member's own value
     chosen = np.where(rows.members, values, neutral)
@@ -218,17 +218,17 @@ def elect(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     targets = dst.items if isinstance(dst, Vector) else (dst,)
     members = member_mask(e, mask)
     name = e.temp()
-    e.line(f"{name} = leaders(M, sel, {members}, {ins.line}, n)")
+    e.line(f"{name} = leaders({e.issue()}, {members})")
     e.set(targets[0], f"{name}[0]", "u32")
     if len(targets) > 1:
         e.set(targets[1], f"{name}[1]", "bool")
 
 
 @runtime
-def leaders(M, sel, mask, line, n):
-    rows = rows_of(M, sel, mask, line, n)
+def leaders(issue: Issue, mask):
+    rows = rows_of(issue, mask)
     if rows is None:
-        return np.zeros(1, np.uint32), np.arange(n) % 32 == 0
+        return np.zeros(1, np.uint32), np.arange(issue.n) % 32 == 0
     lowest = rows.members.argmax(2)
     return rows.take(lowest.astype(np.uint32)), rows.take(lowest == np.arange(32))
 
@@ -254,14 +254,13 @@ def warp_barrier(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """bar.warp.sync: orders the lanes' memory accesses; its lanes are here already."""
     _unguarded(e, ins)
     (mask,) = e.operands(1)
-    e.line(f"warp_synced(M, sel, {member_mask(e, mask)}, {ins.line}, n)")
+    e.line(f"warp_synced({e.issue()}, {member_mask(e, mask)})")
 
 
 @runtime
-def warp_synced(M, sel, mask, line, n):
-    if rows_of(M, sel, mask, line, n) is not None:
-        if M.race:
-            ids = threads_of(M, sel, None)
-            M.race.warp_barrier(np.repeat(ids[np.unique(ids >> 5, return_index=True)[1]], 32))
-    elif M.race:
-        M.race.warp_barrier(threads_of(M, sel, None))
+def warp_synced(issue: Issue, mask):
+    rows, race, threads = rows_of(issue, mask), issue.M.race, issue.threads
+    if race and rows is None:
+        race.warp_barrier(threads)
+    elif race:
+        race.warp_barrier(np.repeat(threads[np.unique(threads >> 5, return_index=True)[1]], 32))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..emitter import Emitter, Modifiers
 from ..fragments import SIZE
-from ..lanes import settle, threads_of
+from ..issue import Issue
 from ..products import Product
 from ..ptx.records import Immediate, Instruction, Register, Vector
 from ..registry import emits, runtime
@@ -65,10 +65,8 @@ def multiply(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         b_mn=bool(trans[-1]) if wanted else False,
         line=ins.line,
     )
-    name = f"P{ins.line}"
-    e.constants["wgmma", ins.line] = (name, product)
     a_code = "None" if from_registers else e.value(a, "u64")
-    e.line(f"wgmma_issue(M, sel, {name}, {a_code}, {e.value(b, 'u64')}, {e.value(scale_d, 'bool')}, n)")
+    e.line(f"wgmma_issue({e.issue()}, {e.static(product)}, {a_code}, {e.value(b, 'u64')}, {e.value(scale_d, 'bool')})")
 
 
 def _registers(e: Emitter, operand: object, count: int) -> tuple[int, ...]:
@@ -85,8 +83,8 @@ def _constant(e: Emitter, operand: object) -> int:
 
 
 @runtime
-def wgmma_issue(M, sel, product, a, b, scale_d, n):
-    M.tiles.issue(sel, product, a, b, scale_d, n)
+def wgmma_issue(issue: Issue, product: Product, a: np.ndarray | None, b: np.ndarray, scale_d: np.ndarray) -> None:
+    issue.M.tiles.issue(issue, product, a, b, scale_d)
 
 
 @emits("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", writes=False, collective=32)
@@ -96,25 +94,24 @@ def steer(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     mods.one("aligned")
     what = ins.modifiers[0]
     left = _constant(e, e.operands(1)[0]) if what == "wait_group" else e.operands(0) and 0
-    e.line(f"wgmma_{what}(M, sel, {left or 0}, {e.guard()}, {ins.line})")
+    e.line(f"wgmma_{what}({e.issue()}, {left or 0})")
 
 
-def _warps(M: object, sel: object, guard: np.ndarray | None) -> np.ndarray:
-    """Warp numbers (slot * CTAs + CTA) of the threads at hand."""
-    threads = threads_of(M, sel, settle(guard))
-    return np.unique(threads >> 5)
-
-
-@runtime
-def wgmma_fence(M, sel, left, guard, line):
-    M.tiles.fence(_warps(M, sel, guard))
+def _warps(issue: Issue) -> np.ndarray:
+    """Warp numbers (slot * CTAs + CTA) of its threads."""
+    return np.unique(issue.threads >> 5)
 
 
 @runtime
-def wgmma_commit_group(M, sel, left, guard, line):
-    M.tiles.commit(_warps(M, sel, guard))
+def wgmma_fence(issue: Issue, left: int) -> None:
+    issue.M.tiles.fence(_warps(issue))
 
 
 @runtime
-def wgmma_wait_group(M, sel, left, guard, line):
-    M.tiles.wait(_warps(M, sel, guard), left, line)
+def wgmma_commit_group(issue: Issue, left: int) -> None:
+    issue.M.tiles.commit(_warps(issue))
+
+
+@runtime
+def wgmma_wait_group(issue: Issue, left: int) -> None:
+    issue.M.tiles.wait(_warps(issue), left, issue.line)

@@ -6,14 +6,18 @@ element with row-major number j modulo the matrix size (f16 A and B fragments ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
-from ..emitter import Emitter, Modifiers
+from ..emitter import DTYPES, Emitter, Modifiers
+from ..issue import Issue
 from ..numerics import bf16_value, f16_bits
 from ..ptx.records import Immediate, Instruction, Vector
-from ..registry import emits, runtime
-from .generic_access import _generic
-from .memory_access import global_base, load_global, load_shared, shared_base, store_global, store_shared
+from ..registry import RUNTIME, emits, runtime
+from .generic_access import space_of
+from .memory_access import global_base, shared_base
 
 _SHAPES = {
     "m16n16k16": (16, 16, 16),
@@ -30,8 +34,35 @@ def _extent(name: str, shape: str) -> tuple[int, int]:
     return {"a": (m, k), "b": (k, n)}.get(name, (m, n))
 
 
-def _access(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[str, str, bool, str, str]:
-    """Matrix name, shape, column-major, space and type."""
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """Rows and columns of a matrix in memory, its order there, and the words of its elements and registers."""
+
+    extent: tuple[int, int]
+    column: bool
+    dtype: type
+
+    @property
+    def size(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def width(self) -> int:
+        """Bytes of a register."""
+        return 8 if self.size == 8 else 4
+
+    def offsets(self, stride: np.ndarray, each: int, n: int) -> np.ndarray:
+        """Byte offsets of the ``each`` elements of every lane, (n, each)."""
+        rows, columns = self.extent
+        number = (np.arange(32)[:, None] * each + np.arange(each)) % (rows * columns)
+        row, col = number // columns, number % columns
+        lead, rest = (col, row) if self.column else (row, col)
+        lead, rest = (np.tile(x, (n // 32, 1)) for x in (lead, rest))
+        return (lead * np.broadcast_to(stride, n)[:, None].astype(np.int64) + rest) * self.size
+
+
+def _access(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[Fragment, str, str]:
+    """The fragment, the space that it lies in, and the type of its registers."""
     name = mods.one("a", "b", "c", "d")
     for word in ("sync", "aligned"):
         mods.one(word)
@@ -40,45 +71,39 @@ def _access(e: Emitter, ins: Instruction, mods: Modifiers) -> tuple[str, str, bo
     space = (mods.take("global", "shared", "shared::cta") or "generic").split("::")[0]
     if ins.guard:
         raise e.fail("a guarded wmma is not emulated")
-    return name, shape, column, space, mods.one(*_WORDS)
+    kind = mods.one(*_WORDS)
+    fragment = Fragment(extent=_extent(name, shape), column=column, dtype=DTYPES[_WORDS[kind]])
+    return fragment, space, "u64" if kind == "f64" else "u32"
 
 
-def _place(e: Emitter, operands: tuple, column: bool, extent: tuple[int, int]) -> str:
-    base, offset = e.address(operands[0])
-    stride = e.value(operands[1], "u32") if len(operands) > 1 else ""
-    if not stride:
-        stride = e.value(Immediate(extent[0] if column else extent[1]), "u32")
-    register = getattr(base, "type", "b64")
-    address = e.value(base, "u64") if register.endswith("64") else f"{e.value(base, 'u32')}.astype(u64)"
-    return f"{address}, {offset}, {stride}"
+def _place(e: Emitter, fragment: Fragment, address: object, *stride: object) -> str:
+    """The place of the first element, and the stride in elements."""
+    base, offset = e.address(address)
+    step = e.value(stride[0] if stride else Immediate(fragment.extent[0 if fragment.column else 1]), "u32")
+    wide = getattr(base, "type", "b64").endswith("64")
+    start = e.value(base, "u64") if wide else f"{e.value(base, 'u32')}.astype(u64)"
+    return f"({start}, {offset}), {step}"
 
 
 @emits("wmma.load", collective=32)
 def load_fragment(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """wmma.load.{a,b,c}: a fragment from memory."""
-    name, shape, column, space, kind = _access(e, ins, mods)
-    extent = _extent(name, shape)
+    fragment, space, word = _access(e, ins, mods)
     dst, *source = ins.operands
     items = dst.items if isinstance(dst, Vector) else (dst,)
-    temp = e.temp()
-    place = _place(e, tuple(source), column, extent)
-    e.line(
-        f"{temp} = wmma_load(M, sel, {space!r}, {place}, {extent}, {column}, {len(items)}, {_WORDS[kind]}, "
-        f"{ins.line}, n)"
-    )
+    temp, place = e.temp(), _place(e, fragment, *source)
+    e.line(f"{temp} = wmma_load({e.issue()}, {e.static(fragment)}, {space!r}, {place}, {len(items)})")
     for i, item in enumerate(items):
-        e.set(item, f"{temp}[{i}]", "u64" if kind == "f64" else "u32")
+        e.set(item, f"{temp}[{i}]", word)
 
 
 @emits("wmma.store", collective=32, writes=False)
 def store_fragment(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """wmma.store.d: a fragment to memory."""
-    name, shape, column, space, kind = _access(e, ins, mods)
-    extent = _extent(name, shape)
+    fragment, space, word = _access(e, ins, mods)
     target, source, *stride = ins.operands
-    words = ", ".join(e.values(source, "u64" if kind == "f64" else "u32"))
-    place = _place(e, (target, *stride), column, extent)
-    e.line(f"wmma_store(M, sel, {space!r}, {place}, {extent}, {column}, [{words}], {_WORDS[kind]}, {ins.line}, n)")
+    words, place = ", ".join(e.values(source, word)), _place(e, fragment, target, *stride)
+    e.line(f"wmma_store({e.issue()}, {e.static(fragment)}, {space!r}, {place}, [{words}])")
 
 
 @emits("wmma.mma", collective=32)
@@ -101,57 +126,45 @@ def multiply_fragments(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         lists.append(f"[{', '.join(e.values(operand, 'u64' if kind == 'f64' else 'u32'))}]")
     items = d.items if isinstance(d, Vector) else (d,)
     temp = e.temp()
-    e.line(f"{temp} = wmma_product({', '.join(lists)}, {_SHAPES[shape]}, {kinds}, {clamp}, n)")
+    form = e.static(Form(shape=_SHAPES[shape], kinds=tuple(kinds), clamp=clamp))
+    e.line(f"{temp} = wmma_product({form}, {', '.join(lists)}, n)")
     for i, item in enumerate(items):
         e.set(item, f"{temp}[{i}]", "u64" if kinds[0] == "f64" else "u32")
 
 
-def _offsets(stride, extent, column, each, size, n):
-    """Byte offsets of each lane's elements, (n, each)."""
-    number = (np.arange(32)[:, None] * each + np.arange(each)) % (extent[0] * extent[1])
-    row, col = number // extent[1], number % extent[1]
-    lead, rest = (col, row) if column else (row, col)
-    lead, rest = (np.tile(x, (n // 32, 1)) for x in (lead, rest))
-    return (lead * np.broadcast_to(stride, n)[:, None].astype(np.int64) + rest) * size
-
-
-def _points(M, sel, space, address, line):
+def _points(issue: Issue, space: str, place: tuple, offsets: np.ndarray) -> Iterator[tuple[str, tuple]]:
+    """The space and the place of each lane's first, second… element."""
     if space == "generic":
-        space, base = _generic(M, sel, address, None, line)
-        return space, base[0] if space == "global" else base[0] - M.cta_shared[slice(None) if sel is None else sel]
-    return space, address.astype(np.int64)
+        space, (base, offset) = space_of(issue, place)
+        start = base if space == "cluster" else base[0]
+        if space == "shared":
+            start = start - issue.M.cta_shared[slice(None) if issue.sel is None else issue.sel]
+    else:
+        start, offset = place[0].astype(np.int64), place[1]
+    for column in offsets.T:
+        at = np.broadcast_to(start, issue.n) + offset + column
+        if space != "cluster":
+            at = shared_base(issue.M, issue.sel, at) if space == "shared" else global_base(at.view(np.uint64))
+        yield space, (at, 0)
 
 
 @runtime
-def wmma_load(M, sel, space, address, offset, stride, extent, column, registers, dtype, line, n):
-    size = np.dtype(dtype).itemsize
-    width = 8 if size == 8 else 4
-    each = registers * width // size
-    space, start = _points(M, sel, space, address, line)
-    offsets = _offsets(stride, extent, column, each, size, n)
-    out = np.empty((n, each), dtype)
-    for i in range(each):
-        at = np.broadcast_to(start, n) + offset + offsets[:, i]
-        if space == "shared":
-            out[:, i] = load_shared(M, sel, shared_base(M, sel, at), 0, dtype, 1, None, line, n)[0]
-        else:
-            out[:, i] = load_global(M, sel, global_base(at.view(np.uint64)), 0, dtype, 1, None, line, n)[0]
-    return np.ascontiguousarray(out.view(f"u{width}").T)
+def wmma_load(
+    issue: Issue, fragment: Fragment, space: str, place: tuple, stride: np.ndarray, registers: int
+) -> np.ndarray:
+    offsets = fragment.offsets(stride, registers * fragment.width // fragment.size, issue.n)
+    out = np.empty(offsets.shape, fragment.dtype)
+    for i, (where, at) in enumerate(_points(issue, space, place, offsets)):
+        (out[:, i],) = RUNTIME[f"load_{where}"](issue, at, fragment.dtype, 1)
+    return np.ascontiguousarray(out.view(f"u{fragment.width}").T)
 
 
 @runtime
-def wmma_store(M, sel, space, address, offset, stride, extent, column, words, dtype, line, n):
-    size = np.dtype(dtype).itemsize
-    data = np.ascontiguousarray(np.stack([np.broadcast_to(w, n) for w in words], axis=1)).view(dtype)
-    space, start = _points(M, sel, space, address, line)
-    offsets = _offsets(stride, extent, column, data.shape[1], size, n)
-    for i in range(data.shape[1]):
-        at = np.broadcast_to(start, n) + offset + offsets[:, i]
-        value = [np.ascontiguousarray(data[:, i])]
-        if space == "shared":
-            store_shared(M, sel, shared_base(M, sel, at), 0, dtype, value, None, line, n)
-        else:
-            store_global(M, sel, global_base(at.view(np.uint64)), 0, dtype, value, None, line, n)
+def wmma_store(issue: Issue, fragment: Fragment, space: str, place: tuple, stride: np.ndarray, words: list) -> None:
+    data = np.ascontiguousarray(np.stack([np.broadcast_to(w, issue.n) for w in words], axis=1)).view(fragment.dtype)
+    offsets = fragment.offsets(stride, data.shape[1], issue.n)
+    for i, (where, at) in enumerate(_points(issue, space, place, offsets)):
+        RUNTIME[f"store_{where}"](issue, at, fragment.dtype, [np.ascontiguousarray(data[:, i])])
 
 
 def _matrix(words, kind, extent, n):
@@ -167,15 +180,24 @@ def _matrix(words, kind, extent, n):
     return data[:, : extent[0] * extent[1]].astype(wide).reshape(-1, *extent)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Rows, columns and depth of a product, the types of d, a, b and c, and whether integer sums are clamped."""
+
+    shape: tuple[int, int, int]
+    kinds: tuple[str, str, str, str]
+    clamp: bool
+
+
 @runtime
-def wmma_product(a, b, c, shape, kinds, clamp, n):
-    m, cols, k = shape
+def wmma_product(form: Form, a: list, b: list, c: list, n: int) -> np.ndarray:
+    (m, cols, k), kinds = form.shape, form.kinds
     product = np.matmul(_matrix(a, kinds[1], (m, k), n), _matrix(b, kinds[2], (k, cols), n))
     total = product + _matrix(c, kinds[3], (m, cols), n)
     flat = total.reshape(n, -1)
     if kinds[0] == "s32":
         whole = flat.astype(np.int64)
-        flat = (np.clip(whole, -(2**31), 2**31 - 1) if clamp else whole).astype(np.int32)
+        flat = (np.clip(whole, -(2**31), 2**31 - 1) if form.clamp else whole).astype(np.int32)
     elif kinds[0] == "f16":
         flat = f16_bits(flat.astype(np.float32)).astype(np.uint16)
     else:
