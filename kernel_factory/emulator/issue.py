@@ -31,7 +31,8 @@ class Issue:
     def threads(self) -> np.ndarray:
         """Numbers of the threads that execute it."""
         if self._threads is None:
-            self._threads = threads_of(self.M, self.sel, self.chosen)
+            ids = threads_of(self.M, self.sel)
+            self._threads = ids if self.chosen is None else ids[self.chosen]
         return self._threads
 
     @property

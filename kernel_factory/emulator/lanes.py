@@ -41,9 +41,8 @@ def settle(mask: np.ndarray | None) -> np.ndarray | None:
     return np.flatnonzero(mask) if mask.shape[0] > 1 else np.zeros(0, np.int64)
 
 
-def threads_of(M: object, sel: object, chosen: np.ndarray | None) -> np.ndarray:
-    ids = M.threads if sel is None else M.threads[sel]
-    return ids if chosen is None else ids[chosen]
+def threads_of(M: object, sel: object) -> np.ndarray:
+    return M.threads if sel is None else M.threads[sel]
 
 
 @runtime

@@ -34,7 +34,8 @@ class Module:
     digest: str
 
 
-_cache: dict[str, Module] = {}
+_cache: dict[str, dict[str, Kernel]] = {}
+_KEPT = 64  # texts, the latest used; a mutation suite loads hundreds, and each can take 40 MB
 
 
 def load(ptx_text: str) -> Module:
@@ -44,21 +45,25 @@ def load(ptx_text: str) -> Module:
     for two SMs is compiled once.
     """
     digest = hashlib.sha256(_HEADER.sub("", ptx_text).encode()).hexdigest()
-    if digest not in _cache:
-        text = parse(ptx_text)
-        kernels = {}
-        for name, kernel in text.kernels.items():
-            program = Program(kernel)
-            kernels[name] = Kernel(
-                name=name,
-                params=kernel.params,
-                static_shared=program.layout.static_shared,
-                required_threads=kernel.required_threads,
-                program=program,
-            )
-        _cache[digest] = Module(target=text.target, version=text.version, kernels=kernels, digest=digest)
-    found = _cache[digest]
+    kernels = _cache.pop(digest, None) or _compiled(ptx_text)
+    _cache[digest] = kernels  # the latest used is last
+    if len(_cache) > _KEPT:
+        _cache.pop(next(iter(_cache)), None)
     target, version = (re.search(rf"^\s*\.{word}\s+([\w.]+)", ptx_text, re.M) for word in ("target", "version"))
     return Module(
-        target=target[1] if target else "", version=version[1] if version else "", kernels=found.kernels, digest=digest
+        target=target[1] if target else "", version=version[1] if version else "", kernels=kernels, digest=digest
     )
+
+
+def _compiled(ptx_text: str) -> dict[str, Kernel]:
+    kernels = {}
+    for name, kernel in parse(ptx_text).kernels.items():
+        program = Program(kernel)
+        kernels[name] = Kernel(
+            name=name,
+            params=kernel.params,
+            static_shared=program.layout.static_shared,
+            required_threads=kernel.required_threads,
+            program=program,
+        )
+    return kernels

@@ -33,6 +33,4 @@ def after_atomics(race: object, by: object, what: str) -> None:
         clocks = by.places.take(race.atomics[other])
         late |= (clocks > race.known[by.cta, by.warp, other][:, None]) & (by.column != other)[:, None]
     if late.any():
-        race._report(
-            by, "race-read-after-write" if what == "read" else "race-write-after-write", late, race.atomic_line
-        )
+        race._report(by, f"race-{what}-after-write", late, race.atomic_line)

@@ -295,7 +295,7 @@ class Tiles:
     def touch(self, number: int, sel: object, n: int) -> None:
         """Called by a block before it reads or writes tile registers."""
         entries, plain, inputs = self._block(number)
-        threads = threads_of(self.M, sel, None)
+        threads = threads_of(self.M, sel)
         # Reads before a fence are in order with later products; CUTLASS relies on it. Writes are what a fence is for.
         written = next((line for line, _, writes in plain if writes), 0)
         if written and self.M.race:

@@ -79,6 +79,15 @@ def test_modules_are_cached_by_content_without_target_and_version():
     assert load(text.replace("12345", "12346")).kernels["k"] is not first.kernels["k"]
 
 
+def test_the_latest_used_modules_are_kept():
+    """A long suite of texts does not fill the memory: the oldest is forgotten, what is in use is not."""
+    oldest, used = (load(kernel_text(f"mov.b32 %r1, {n};")) for n in (990, 991))
+    for n in range(70):
+        load(kernel_text(f"mov.b32 %r1, {n};"))
+        assert load(kernel_text("mov.b32 %r1, 991;")).kernels["k"] is used.kernels["k"]
+    assert load(kernel_text("mov.b32 %r1, 990;")).kernels["k"] is not oldest.kernels["k"]
+
+
 def test_a_text_that_is_no_module_is_refused():
     """Cut-off text and text without a target are errors, not empty modules."""
     with pytest.raises(PtxError, match="no closing brace"):

@@ -216,7 +216,7 @@ def resolve_reduce(M, group, block, sel, n, value) -> None:
     number, count, votes = value
     ins = block.terminator
     what = next(m for m in ins.modifiers if m in ("popc", "and", "or"))
-    threads = threads_of(M, sel, None)
+    threads = threads_of(M, sel)
     if int(number.max()) > 15:
         raise Fault("unsupported", ins.line, f"barrier number {int(number.max())}",
                     "barriers are numbered 0 to 15", int(threads[0]))  # fmt: skip

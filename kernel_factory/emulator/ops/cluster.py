@@ -131,7 +131,7 @@ def resolve_wait(M, group, block, sel, n, value) -> None:
     """Threads whose phase is complete go on; the others wait."""
     from ..machine import CLUSTER
 
-    threads = threads_of(M, sel, None)
+    threads = threads_of(M, sel)
     passed = M.cluster_barrier.passed(threads, block.terminator.line)
     if M.race:
         M.race.cluster_wait(threads[passed], M.cluster_barrier.of_thread[threads[passed]])

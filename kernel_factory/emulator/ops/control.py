@@ -37,7 +37,7 @@ def resolve_exit(M, group, block, sel, n, leaving) -> None:
     elif not leaving.any():
         M.go(group, sel, block.number + 1)
     else:
-        ids = threads_of(M, sel, None)
+        ids = threads_of(M, sel)
         M.part(group, sel, np.full(n, block.number + 1))
         M.finish(group, ids[leaving])
 
@@ -52,7 +52,7 @@ def leave(e: Emitter, ins: Instruction, mods: Modifiers) -> str:
 def resolve_trap(M, group, block, sel, n, trapped) -> None:
     """A trap by any thread is a finding that stops the run."""
     if trapped is None or trapped.any():
-        ids = threads_of(M, sel, None)
+        ids = threads_of(M, sel)
         at = 0 if trapped is None or trapped.shape[0] == 1 else int(np.flatnonzero(trapped)[0])
         raise Fault(
             "trap",
@@ -79,7 +79,7 @@ def resolve_barrier(M, group, block, sel, n, value) -> None:
             block.terminator.line,
             f"barrier number {int(number.max())}",
             "barriers are numbered 0 to 15",
-            int(threads_of(M, sel, None)[0]),
+            int(threads_of(M, sel)[0]),
         )
     everybody = group.lanes is None and sel is None and number.shape[0] == 1
     if everybody and (count is None or (count == M.cta_threads).all()):

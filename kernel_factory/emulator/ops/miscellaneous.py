@@ -85,7 +85,7 @@ def marker(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 def resolve_assertion(M, group, block, sel, n, failed) -> None:
     """__assertfail ends the run."""
-    ids = threads_of(M, sel, None)
+    ids = threads_of(M, sel)
     raise Fault(
         "assertion",
         block.terminator.line,

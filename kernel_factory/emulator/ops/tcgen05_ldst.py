@@ -136,7 +136,7 @@ def tmem_early(issue: Issue, reads: list[tuple[int, int]]) -> None:
 @runtime
 def tmem_used(M, sel, loads):
     if M.tensor.races and not M.tensor.strict:
-        M.tensor.races.used(threads_of(M, sel, None), loads)
+        M.tensor.races.used(threads_of(M, sel), loads)
 
 
 @runtime

@@ -243,7 +243,7 @@ def active_mask(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 @runtime
 def active_lanes(M, sel):
-    ids = threads_of(M, sel, None)
+    ids = threads_of(M, sel)
     words = np.zeros(M.T // 32, np.uint32)
     np.bitwise_or.at(words, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
     return words[ids >> 5]
