@@ -21,6 +21,7 @@ from ..registry import RUNTIME, emits, runtime
 from .cluster import cluster_flat
 from .generic_access import by_space, merged, space_of
 from .memory_access import global_parts, place_in, shared_flat
+from .reductions import UFUNCS
 
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint", "L1::", "L2::")
 _OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -35,7 +36,7 @@ _TYPES = {
 _TYPES["max"] = _TYPES["min"]
 _TYPES["or"] = _TYPES["xor"] = _TYPES["and"]
 _TYPES["dec"] = _TYPES["inc"]
-_BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_BITWISE = {op: UFUNCS[op] for op in ("and", "or", "xor")}
 _INTEGERS = ("u32", "s32", "u64", "s64")
 
 

@@ -14,7 +14,7 @@ from ..issue import Issue
 from ..lanes import spread, threads_of
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
-from .memory_access import packed, shared_base, shared_flat, unpacked
+from .memory_access import load_flat, shared_base, shared_flat, store_flat
 from .move import WINDOWS
 
 _OFFSET = (1 << RANK_SHIFT) - 1
@@ -89,26 +89,14 @@ def cluster_flat(issue: Issue, place: tuple, nbytes: int) -> np.ndarray:
 
 @runtime
 def load_cluster(issue: Issue, place: tuple, dtype: type, count: int) -> list[np.ndarray]:
-    M, nbytes = issue.M, np.dtype(dtype).itemsize * count
-    flat = cluster_flat(issue, place, nbytes)
-    if M.race:
-        M.race.read(issue.threads, flat, nbytes, issue.line)
-    if M.count:
-        M.count.shared(issue, flat, nbytes, "ld.cluster")
-    x = M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1))
-    return unpacked(issue, x, dtype, count)
+    flat = cluster_flat(issue, place, np.dtype(dtype).itemsize * count)
+    return load_flat(issue, flat, dtype, count, "ld.cluster")
 
 
 @runtime
 def store_cluster(issue: Issue, place: tuple, dtype: type, values: list[np.ndarray]) -> None:
-    M, nbytes = issue.M, np.dtype(dtype).itemsize * len(values)
-    flat = cluster_flat(issue, place, nbytes)
-    if M.race:
-        M.race.write(issue.threads, flat, nbytes, issue.line)
-    if M.count:
-        M.count.shared(issue, flat, nbytes, "st.cluster")
-    M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = packed(issue, values, dtype)
-    M.changed()
+    flat = cluster_flat(issue, place, np.dtype(dtype).itemsize * len(values))
+    store_flat(issue, flat, dtype, values, "st.cluster")
 
 
 # -- the cluster's barrier --------------------------------------------------------------------------------------------

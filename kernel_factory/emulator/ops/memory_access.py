@@ -209,25 +209,32 @@ def shared_flat(issue: Issue, place: tuple, nbytes: int) -> np.ndarray:
 
 @runtime
 def load_shared(issue: Issue, place: tuple, dtype: type, count: int) -> list[np.ndarray]:
-    M, nbytes = issue.M, np.dtype(dtype).itemsize * count
-    flat = shared_flat(issue, place, nbytes)
-    if M.race:
-        M.race.read(issue.threads, flat, nbytes, issue.line)
-    if M.count:
-        M.count.shared(issue, flat, nbytes, "ld")
-    x = M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1))
-    return unpacked(issue, x, dtype, count)
+    return load_flat(issue, shared_flat(issue, place, np.dtype(dtype).itemsize * count), dtype, count)
 
 
 @runtime
 def store_shared(issue: Issue, place: tuple, dtype: type, values: list[np.ndarray]) -> None:
+    store_flat(issue, shared_flat(issue, place, np.dtype(dtype).itemsize * len(values)), dtype, values)
+
+
+def load_flat(issue: Issue, flat: np.ndarray, dtype: type, count: int, kind: str = "ld") -> list[np.ndarray]:
+    """Load from checked positions in the batch's shared memory."""
+    M, nbytes = issue.M, np.dtype(dtype).itemsize * count
+    if M.race:
+        M.race.read(issue.threads, flat, nbytes, issue.line)
+    if M.count:
+        M.count.shared(issue, flat, nbytes, kind)
+    return unpacked(issue, M.shared_views[nbytes].take(flat >> (nbytes.bit_length() - 1)), dtype, count)
+
+
+def store_flat(issue: Issue, flat: np.ndarray, dtype: type, values: list[np.ndarray], kind: str = "st") -> None:
+    """Store to checked positions in the batch's shared memory."""
     M, nbytes = issue.M, np.dtype(dtype).itemsize * len(values)
-    flat = shared_flat(issue, place, nbytes)
     data = packed(issue, values, dtype)
     if M.race:
         M.race.write(issue.threads, flat, nbytes, issue.line, data=data)
     if M.count:
-        M.count.shared(issue, flat, nbytes, "st")
+        M.count.shared(issue, flat, nbytes, kind)
     M.shared_views[nbytes][flat >> (nbytes.bit_length() - 1)] = data
     M.changed()
 

@@ -9,7 +9,7 @@ import numpy as np
 from .. import numerics
 from ..tensor_map import ELEMENTS
 
-_UFUNCS = {
+UFUNCS = {
     "add": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -35,9 +35,9 @@ def combiner(op: str, element: int | str) -> Callable:
         new = np.ascontiguousarray(values).view(np.uint8).reshape(-1).view(dtype)
         whole = buffer.data[: buffer.size // dtype.itemsize * dtype.itemsize].view(dtype)
         if kind == "bf16" and op in ("add", "min", "max"):
-            _combine_bf16(_UFUNCS[op], whole, at, new)
+            _combine_bf16(UFUNCS[op], whole, at, new)
         else:
-            _UFUNCS[op].at(whole, at, new)
+            UFUNCS[op].at(whole, at, new)
 
     return combine
 

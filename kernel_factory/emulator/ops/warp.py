@@ -14,6 +14,7 @@ from ..issue import Issue
 from ..lanes import spread, threads_of
 from ..ptx.records import Immediate, Instruction, Vector
 from ..registry import emits, runtime
+from .reductions import UFUNCS
 
 _FULL = 0xFFFFFFFF
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
@@ -190,14 +191,7 @@ def reduce_warp(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 @runtime
 def reduced(issue: Issue, mask, a, op: str, nan: bool):
     rows = rows_of(issue, mask)
-    ufunc = {
-        "add": np.add,
-        "min": np.minimum,
-        "max": np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }[op]
+    ufunc = UFUNCS[op]
     if a.dtype == np.float32 and not nan:
         ufunc = {"min": np.fmin, "max": np.fmax}[op]
     if rows is None:
