@@ -136,13 +136,15 @@ def multiply_high_64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def saturate(x: np.ndarray, dtype: type) -> np.ndarray:
-    """Float to integer as cvt does: clamp to the range; NaN gives zero."""
+    """Float to integer as cvt does: clamp to the range; NaN is zero, but the top bit alone from f64 and to 64 bits."""
     info = np.iinfo(dtype)
+    nan = dtype((info.min or info.max // 2 + 1) if x.dtype == _F64 or info.bits == 64 else 0)
     wide = np.where(np.isnan(x), 0, x).astype(_F64)
     top = wide >= float(info.max)
     inner = np.where(top | (wide <= float(info.min)), 0.0, wide)
     out = inner.astype(dtype)
-    return np.where(top, dtype(info.max), np.where(wide <= float(info.min), dtype(info.min), out))
+    out = np.where(top, dtype(info.max), np.where(wide <= float(info.min), dtype(info.min), out))
+    return np.where(np.isnan(x), nan, out)
 
 
 def clamp_integer(x: np.ndarray, dtype: type) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..directed import narrow, step
+from ..directed import narrow, round_to_odd, step
 from ..emitter import NUMPY, Emitter, Modifiers
 from ..numerics import bf16_bits, bf16_value, f16_bits, to_f32_odd
 from ..ptx.records import Instruction
@@ -92,7 +92,8 @@ def _integer_to_float(e: Emitter, ins: Instruction, mods: Modifiers, target: str
     dst, a = e.operands(2)
     x = e.value(a, NUMPY[source])
     if target in _HALVES:
-        e.set(dst, f"half_bits(({x}).astype(f64), {target!r}, {rounding!r}, False, False).astype(u16)", "u16")
+        wide = f"odd_f64({x})" if source in ("u64", "s64") else f"({x}).astype(f64)"
+        e.set(dst, f"half_bits({wide}, {target!r}, {rounding!r}, False, False).astype(u16)", "u16")
         return
     code = (
         f"{x}.astype({NUMPY[target]})" if rounding == "rn" else f"integer_rounded({x}, {NUMPY[target]}, {rounding!r})"
@@ -185,6 +186,13 @@ def integer_rounded(x: np.ndarray, kind: type, rounding: str) -> np.ndarray:
     s = x.astype(kind)
     error = x.astype(np.longdouble) - s.astype(np.longdouble)
     return step(s, error, rounding)
+
+
+@runtime
+def odd_f64(x: np.ndarray) -> np.ndarray:
+    """64-bit integers as f64 with the last bit set where something is lost: a later rounding is the only one."""
+    y = x.astype(np.float64)
+    return round_to_odd(y, (x.astype(np.longdouble) - y).astype(np.float64))
 
 
 @runtime

@@ -5,9 +5,11 @@ The approximate opcodes (ex2, rcp, …) use NumPy's float32 functions: closer to
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..emitter import NUMPY, Emitter, Modifiers
 from ..ptx.records import Instruction
-from ..registry import emits
+from ..registry import emits, runtime
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
@@ -48,8 +50,7 @@ def _extreme(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, x: list[s
         mods.one("abs")
         x = [f"np.abs({v})" for v in x]
     if nan and len(x) == 2:
-        pick = "np.minimum" if ins.opcode == "min" else "np.maximum"
-        code = f"canonical_nan({pick}({x[0]}, {x[1]}))"
+        code = f"np.{ins.opcode}imum({x[0]}, {x[1]})"
     else:
         code = f"float_{ins.opcode}({x[0]}, {x[1]})"
         if len(x) == 3:
@@ -58,18 +59,25 @@ def _extreme(e: Emitter, ins: Instruction, mods: Modifiers, kind: str, x: list[s
                 code = f"nan_if(np.isnan({x[0]}) | np.isnan({x[1]}) | np.isnan({x[2]}), {code})"
     if signs is not x:
         code = f"np.copysign({code}, np.where(np.signbit({signs[0]}) ^ np.signbit({signs[1]}), f32(-1), f32(1)))"
-    e.set(dst, code, "f32")
+    e.set(dst, f"canonical_nan({code})" if nan and len(x) == 2 else code, "f32")
 
 
 def division(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) -> None:
     """div.rn, div.full and div.approx."""
     if ins.opcode != "div":
         raise e.fail("rem is for integers")
-    mods.one("rn", "full", "approx")
+    approximate = mods.one("rn", "full", "approx") == "approx"
     flush = bool(mods.take("ftz"))
     dst, a, b = e.operands(3)
     x = [f"ftz({e.value(s, NUMPY[kind])})" if flush else e.value(s, NUMPY[kind]) for s in (a, b)]
-    e.set(dst, finish(e, mods, f"({x[0]} / {x[1]})", flush), NUMPY[kind])
+    below = f"far_is_infinite({x[1]})" if approximate else x[1]
+    e.set(dst, finish(e, mods, f"({x[0]} / {below})", flush), NUMPY[kind])
+
+
+@runtime
+def far_is_infinite(x: np.ndarray) -> np.ndarray:
+    """div.approx.f32 multiplies by a reciprocal that is zero for denominators past 2**126 (PTX ISA 9.7.3.8)."""
+    return np.where(np.abs(x) > np.float32(2.0**126), np.copysign(np.float32(np.inf), x), x)
 
 
 _UNARY = {

@@ -190,4 +190,5 @@ def bit_mask(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     dst, a, b = e.operands(3)
     ones = e.constant(np.uint32(0xFFFFFFFF))
     zero = e.constant(np.uint32(0))
-    e.set(dst, f"insert_bits({ones}, {zero}, {e.value(a, 'u32')}, np.minimum({e.value(b, 'u32')}, u32(32)))", "u32")
+    position, length = (f"np.minimum({e.value(x, 'u32')}, u32(32))" for x in (a, b))
+    e.set(dst, f"insert_bits({ones}, {zero}, {position}, {length})", "u32")

@@ -12,8 +12,8 @@ from ..errors import Fault
 from ..lanes import threads_of
 from ..ptx.records import Instruction
 from ..registry import emits, runtime, terminates
-from .move import _LOGIC, _compare, _operand
-from .packed import decode, encode
+from .move import _LOGIC, _compare, _halves, _operand
+from .packed import encode
 
 _SPACES = {"shared": 1, "local": 2, "param": 4}
 
@@ -31,7 +31,7 @@ def set_word(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         raise e.fail("set takes a third source with .and, .or or .xor only")
     third = e.value(rest[0], "bool") if logic else ""
     if source in ("f16x2", "bf16x2"):
-        pairs = zip(decode(e, a, source), decode(e, b, source), strict=True)
+        pairs = zip(_halves(e, a, source, flush), _halves(e, b, source, flush), strict=True)
         found = [_compare(e, source[:-2], compare, x, y) for x, y in pairs]
     else:
         found = [_compare(e, source, compare, _operand(e, a, source, flush), _operand(e, b, source, flush))]

@@ -61,8 +61,9 @@ def select_by_sign(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Select by the sign of the last operand."""
     by = NUMPY[mods.type("s32", "f32")]
     dtype = NUMPY[mods.type()]
+    sign = "ftz({})" if mods.take("ftz") else "{}"
     dst, a, b, c = e.operands(4)
-    e.set(dst, f"np.where({e.value(c, by)} >= {by}(0), {e.value(a, dtype)}, {e.value(b, dtype)})", dtype)
+    e.set(dst, f"np.where({sign.format(e.value(c, by))} >= {by}(0), {e.value(a, dtype)}, {e.value(b, dtype)})", dtype)
 
 
 @emits("setp")
@@ -74,7 +75,7 @@ def set_predicate(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     logic = mods.take(*_LOGIC)
     dst, a, b, *rest = ins.operands
     if kind in ("bf16x2", "f16x2"):
-        _pair_predicates(e, kind, compare, logic, ins.operands)
+        _pair_predicates(e, kind, compare, logic, flush)
         return
     result = _compare(e, kind, compare, _operand(e, a, kind, flush), _operand(e, b, kind, flush))
     targets = dst.items if isinstance(dst, Vector) else (dst,)
@@ -89,19 +90,25 @@ def set_predicate(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
         e.set(targets[1], other, "bool")
 
 
-def _pair_predicates(e: Emitter, kind: str, compare: str, logic: str | None, operands: tuple) -> None:
+def _pair_predicates(e: Emitter, kind: str, compare: str, logic: str | None, flush: str | None) -> None:
     """setp of two halves: a predicate for each."""
-    dst, a, b, *rest = operands
+    dst, a, b, *rest = e.ins.operands
     if not isinstance(dst, Vector) or len(dst.items) != 2 or len(rest) != bool(logic):
         raise e.fail("setp of two halves writes p|q, and takes a third source with .and, .or or .xor only")
-    for item, x, y in zip(dst.items, decode(e, a, kind), decode(e, b, kind), strict=True):
+    for item, x, y in zip(dst.items, _halves(e, a, kind, flush), _halves(e, b, kind, flush), strict=True):
         result = _compare(e, kind[:-2], compare, x, y)
         e.set(item, f"({result} {_LOGIC[logic]} {e.value(rest[0], 'bool')})" if logic else result, "bool")
 
 
-def _operand(e: Emitter, operand: object, kind: str, flush: object) -> str:
+def _halves(e: Emitter, operand: object, kind: str, flush: str | None) -> list[str]:
+    """The values of one or two halves; .ftz flushes subnormal ones."""
+    values = decode(e, operand, kind)
+    return [f"flush_half({v}, {kind!r})" for v in values] if flush else values
+
+
+def _operand(e: Emitter, operand: object, kind: str, flush: str | None) -> str:
     if kind in ("bf16", "f16"):
-        return decode(e, operand, kind)[0]
+        return _halves(e, operand, kind, flush)[0]
     value = e.value(operand, NUMPY[kind])
     return f"ftz({value})" if flush else value
 

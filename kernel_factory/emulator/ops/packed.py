@@ -66,7 +66,7 @@ def half_arithmetic(e: Emitter, ins: Instruction, mods: Modifiers, kind: str) ->
     if signs:
         mods.one("abs")
     dst, *sources = ins.operands
-    if ins.opcode in ("neg", "abs"):
+    if ins.opcode in ("neg", "abs") and not flush:
         _sign_bits(e, ins, kind, dst, sources[0])
         return
     parts = [decode(e, s, kind) for s in sources]
