@@ -92,6 +92,7 @@ class ClusterBarrier:
         np.add.at(self.arrived, cluster, 1)
         if self.M.race:
             self.M.race.cluster_arrive(threads, cluster, relaxed)
+            self.M.global_race.cluster_arrive(threads, relaxed)
         self.check()
 
     def check(self) -> None:
@@ -111,6 +112,7 @@ class ClusterBarrier:
         waiting = np.flatnonzero((M.state == CLUSTER) & full[self.of_thread])
         if M.race:
             M.race.cluster_complete(np.flatnonzero(full))
+            M.global_race.cluster_complete(np.flatnonzero(full))
         if waiting.size:
             M.state[waiting] = RUN
             if M.race:

@@ -19,6 +19,13 @@ def arrive(M: object, threads: np.ndarray, number: np.ndarray, count: np.ndarray
         M.race.barrier_arrive(threads, key)
     M.changed()
     M.release()
+    if (M.barrier_arrived[key] >= count).any():
+        M.report(
+            "barrier-count", line,
+            f"arrivals alone complete a barrier for {int(count.min())} threads; who waits there next waits for others",
+            "let the producer wait for the consumers between two arrivals", int(threads[0]),
+        )  # fmt: skip
+        M.barrier_arrived[key] %= count
 
 
 def vote(M: object, threads: np.ndarray, number: np.ndarray, values: np.ndarray, what: str, register: int) -> None:

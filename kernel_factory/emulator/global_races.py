@@ -9,6 +9,7 @@ import numpy as np
 from .blocks import definitions_and_uses, tile_registers
 from .emitter import NUMPY, size_of
 from .errors import Fault
+from .flags import Strong, strong_lines
 from .lanes import spread
 from .memory import Elements
 
@@ -19,6 +20,9 @@ _CURES = {
 }
 
 
+_SHARED = {"shared", "shared::cta", "shared::cluster"}
+
+
 def _message(kind: str, other: int) -> str:
     against = f" at line {other}" if other else ""
     return {
@@ -27,16 +31,15 @@ def _message(kind: str, other: int) -> str:
     }[kind]
 
 
-_SYNCHRONISING = {"acquire", "release", "relaxed", "volatile", "acq_rel", "mmio"}
-
-
 class GlobalRaces:
     """Conflicts between the CTAs of one launch, over all of its batches.
 
-    CTAs that synchronise through global memory (atomics, strong loads and stores) are ordered by a Lamport clock a
-    CTA: a release raises the clock of its location, an acquire takes it over, and an access is ordered after another
-    CTA's when its clock is higher. That never contradicts the happens-before order, so that a right kernel is never
-    reported; it can call accesses ordered that are not.
+    CTAs that synchronise through global memory (atomics, strong loads and stores, fences) or a cluster's barrier are
+    ordered by Lamport clocks: a CTA stamps its accesses, a release leaves the next stamp at its location, an acquire
+    raises what the CTA knows to it, and an access is ordered after another CTA's when that stamp is below what its CTA
+    knows. A relaxed store leaves the stamp of the CTA's last fence, and what a relaxed load sees is known after the
+    next. That never contradicts the happens-before order, so that a right kernel is never reported; it can call
+    accesses ordered that are not.
     """
 
     def __init__(self, program: object) -> None:
@@ -54,32 +57,96 @@ class GlobalRaces:
         self.shadows: dict[str, tuple] = {}
         self.found: dict[tuple, list] = {}
         instructions = program.kernel.instructions
-        self.strong = {i.line for i in instructions if i.opcode in ("ld", "st") and _SYNCHRONISING & set(i.modifiers)}
-        self.ordered = bool(self.strong) or any(i.opcode in ("atom", "red") for i in instructions)
-        self.clock = np.zeros(0, np.int32)
-        self.moments: dict[str, np.ndarray] = {}  # clock of the last write, of the last read, and of releases
+        self.strong = strong_lines([i for i in instructions if not _SHARED & set(i.modifiers)])
+        clusters = any(i.opcode == "barrier" and "cluster" in i.modifiers for i in instructions)
+        self.ordered = clusters or bool(self.strong)
+        # One a CTA: what it knows, its stamp, what its last fence released, what it has seen, what its cluster left.
+        self.known = self.stamp = self.released = self.observed = self.gathered = np.zeros(0, np.int32)
+        self.moments: dict[str, np.ndarray] = {}  # stamps of the last write, of the last read, and of releases
 
     def _moment(self, buffer: object) -> np.ndarray:
-        if self.clock.size == 0:
-            self.clock = np.zeros(self.machine.config.ctas + 1, np.int32)
+        self._start()
         if buffer.name not in self.moments:
             self.moments[buffer.name] = np.zeros((3, buffer.size // self.G + 1), np.int32)
         return self.moments[buffer.name]
 
-    def atomic(self, threads: np.ndarray, elements: Elements) -> None:
-        """An atomic on global memory releases and acquires."""
-        if elements.buffer.name != "host":
-            self._release(threads, elements)
-            self._acquire(threads, elements)
+    def _start(self) -> None:
+        if self.known.size == 0:
+            clocks = np.zeros((5, self.machine.config.ctas + 1), np.int32)
+            self.known, self.stamp, self.released, self.observed, self.gathered = clocks
 
-    def _release(self, threads: np.ndarray, elements: Elements) -> None:
-        cta, moment = self._ctas(threads), self._moment(elements.buffer)
-        np.maximum.at(moment[2], self._cells(threads, elements)[:, 0], self.clock[cta] + 1)
-        self.clock[np.unique(cta)] += 1
+    def _wide(self, scope: str) -> bool:
+        """Does a scope take in other CTAs?"""
+        return scope not in (("cta", "cluster") if self.machine.cluster_size == 1 else ("cta",))
 
-    def _acquire(self, threads: np.ndarray, elements: Elements) -> None:
-        released = self._moment(elements.buffer)[2][self._cells(threads, elements)[:, 0]]
-        np.maximum.at(self.clock, self._ctas(threads), released)
+    def _flag(self, line: int) -> Strong | None:
+        """The strong access of a line, if its scope takes in other CTAs."""
+        strong = self.strong.get(line)
+        return strong if strong is not None and self._wide(strong.scope) else None
+
+    def atomic(self, threads: np.ndarray, elements: Elements, line: int) -> None:
+        """An atomic on global memory."""
+        strong = self._flag(line)
+        if strong is not None and elements.buffer.name != "host":
+            self._acquire(threads, elements, strong)
+            self._release(threads, elements, strong)
+
+    def _release(self, threads: np.ndarray, elements: Elements, strong: Strong) -> None:
+        moment, left = self._moment(elements.buffer), self._left(self._ctas(threads), not strong.release)
+        np.maximum.at(moment[2], self._cells(threads, elements)[:, 0], left)
+
+    def _left(self, cta: np.ndarray, relaxed: bool) -> np.ndarray:
+        """What a release by these CTAs leaves; what they do later is stamped higher."""
+        if not relaxed:
+            left = self.stamp[cta] + 1
+            self.stamp[cta] = left
+            return left
+        return self.released[cta]
+
+    def _acquire(self, threads: np.ndarray, elements: Elements, strong: Strong) -> None:
+        cta, seen = self._ctas(threads), self._moment(elements.buffer)[2][self._cells(threads, elements)[:, 0]]
+        np.maximum.at(self.known if strong.acquire else self.observed, cta, seen)
+        self.stamp[cta] = np.maximum(self.stamp[cta], self.known[cta])
+
+    def fence(self, threads: np.ndarray, scope: str, acquires: bool, releases: bool) -> None:
+        """A fence by some threads stands for their CTAs."""
+        if not self.ordered or not self._wide(scope):
+            return
+        self._start()
+        ctas = np.unique(self.machine.ctas[self.machine.cta[threads]]) + 1
+        if acquires:
+            self._learn(ctas, self.observed[ctas])
+        if releases:
+            self.released[ctas] = self._left(ctas, False)
+
+    def _learn(self, ctas: np.ndarray, clocks: np.ndarray) -> None:
+        np.maximum.at(self.known, ctas, clocks)
+        self.stamp[ctas] = np.maximum(self.stamp[ctas], self.known[ctas])
+
+    def mbarrier_arrive(self, threads: np.ndarray, relaxed: bool) -> np.ndarray:
+        """What arrivals leave on an mbarrier of the cluster."""
+        self._start()
+        return self._left(self._ctas(threads), relaxed)
+
+    def mbarrier_wait(self, threads: np.ndarray, left: np.ndarray) -> None:
+        """The waiters' CTAs know what was left there."""
+        self._start()
+        self._learn(self._ctas(threads), left)
+
+    def cluster_arrive(self, threads: np.ndarray, relaxed: bool) -> None:
+        """barrier.cluster.arrive, by the number of the cluster's first CTA."""
+        if self.ordered:
+            self._start()
+            inside = np.unique(self.machine.cta[threads])
+            left = self._left(self.machine.ctas[inside] + 1, relaxed)
+            np.maximum.at(self.gathered, self.machine.ctas[self.machine.cluster_start[inside]] + 1, left)
+
+    def cluster_complete(self, clusters: np.ndarray) -> None:
+        """All CTAs of these clusters know what each of them had released."""
+        if self.ordered:
+            size = self.machine.cluster_size
+            members = self.machine.ctas.reshape(-1, size)[clusters] + 1
+            self._learn(members.reshape(-1), np.repeat(self.gathered[members[:, 0]], size))
 
     def _shadow(self, buffer: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if buffer.name not in self.shadows:
@@ -103,8 +170,9 @@ class GlobalRaces:
         buffer = elements.buffer
         if not buffer.writable or buffer.name == "host":
             return
-        if line in self.strong:
-            self._acquire(threads, elements)
+        strong = self._flag(line)
+        if strong is not None:
+            self._acquire(threads, elements, strong)
             return
         cta = self._ctas(threads)
         writer, reader, lines = self._shadow(buffer)
@@ -112,8 +180,8 @@ class GlobalRaces:
         bad = (writer[cells] != 0) & (writer[cells] != cta[:, None])
         if self.ordered:
             moment = self._moment(buffer)
-            bad &= moment[0][cells] >= self.clock[cta][:, None]
-            moment[1][cells] = np.maximum(moment[1][cells], self.clock[cta][:, None])
+            bad &= moment[0][cells] >= self.known[cta][:, None]
+            moment[1][cells] = np.maximum(moment[1][cells], self.stamp[cta][:, None])
         self._report("global-read-write-race", threads, cells, bad, line, lines)
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
@@ -123,8 +191,9 @@ class GlobalRaces:
         buffer, at, nbytes = elements.buffer, elements.at, elements.nbytes
         if buffer.name == "host":
             return
-        if line in self.strong:
-            self._release(threads, elements)
+        strong = self._flag(line)
+        if strong is not None:
+            self._release(threads, elements, strong)
             return
         cta = self._ctas(threads)
         writer, reader, lines = self._shadow(buffer)
@@ -132,8 +201,8 @@ class GlobalRaces:
         foreign = (writer[cells] != 0) & (writer[cells] != cta[:, None])
         if self.ordered:
             moment = self._moment(buffer)
-            now = self.clock[cta][:, None]
-            foreign &= moment[0][cells] >= now
+            known, now = self.known[cta][:, None], self.stamp[cta][:, None]
+            foreign &= moment[0][cells] >= known
         other = foreign.any(axis=1)
         if other.any():
             old = buffer.view(nbytes)[at[other]].view(np.uint8).reshape(-1, nbytes)
@@ -144,7 +213,7 @@ class GlobalRaces:
         seen = reader[cells]
         read = (seen != 0) & (seen != cta[:, None])
         if self.ordered:  # where several CTAs have read, the latest may be this one
-            read &= np.where(seen < 0, moment[1][cells] > now, moment[1][cells] >= now)
+            read &= np.where(seen < 0, moment[1][cells] > now, moment[1][cells] >= known)
             moment[0][cells] = now
         self._report("global-read-write-race", threads, cells, read, line, lines)
         writer[cells] = cta[:, None]

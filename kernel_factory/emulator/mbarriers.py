@@ -49,10 +49,8 @@ class Mbarriers:
         old = self.of_cell[cells]
         busy = old >= 0
         if busy.any():
-            ids = old[busy]
-            if ((self.pending[ids] != self.expected[ids]) | (self.tx[ids] != 0)).any():
-                self.M.report("mbarrier-reinit", line, "init of an mbarrier in the middle of a phase",
-                              "complete the phase and use mbarrier.inval first", threads[busy][0])  # fmt: skip
+            self.M.report("mbarrier-reinit", line, "init of an mbarrier that is in use",
+                          "complete its phase and use mbarrier.inval first", threads[busy][0])  # fmt: skip
         fresh = np.unique(cells[~busy])
         if fresh.size:
             self.of_cell[fresh] = self.used + np.arange(fresh.size)
@@ -80,6 +78,8 @@ class Mbarriers:
         self.alive[ids] = False
         self.of_cell[flat >> 3] = -2
         self._operation(flat.shape[0])
+        if self.M.race:
+            self.M.race.mbarrier_inval(threads, flat, line)
 
     def find(self, flat: np.ndarray, threads: np.ndarray, line: int, what: str) -> np.ndarray:
         """Barrier numbers of addresses; a Fault where no barrier lives."""
@@ -125,6 +125,14 @@ class Mbarriers:
             self.M.report("mbarrier-no-complete", line, "an arrive.noComplete completes its phase",
                           "let the last arrival be one without noComplete", threads[0])  # fmt: skip
         beyond = total > self.pending[unique]
+        lone = beyond & (np.bincount(inverse) == 1)
+        if lone.any():
+            barrier = int(unique[lone][0])
+            raise self._fault(
+                "mbarrier-arrivals", threads[0], line,
+                f"an arrival of count {int(total[lone][0])} on {self.name(barrier)}, which waits for "
+                f"{int(self.pending[barrier])} more", "let an arrival count no more than its phase still waits for",
+            )  # fmt: skip
         for barrier, n in zip(unique[beyond], total[beyond], strict=True):
             self._arrive_across(int(barrier), int(n), threads[0], line)
         unique, total = unique[~beyond], total[~beyond]
@@ -202,7 +210,9 @@ class Mbarriers:
             free = waiting[self.phase[self.barrier[waiting]] > self.wait_phase[waiting]]
             if free.size:
                 if self.M.race:
-                    self.M.race.mbarrier_wait(free, self.barrier[free])
+                    for line in np.unique(self.line[free]).tolist():
+                        at = free[self.line[free] == line]
+                        self.M.race.mbarrier_wait(at, self.barrier[at], line)
                 self.M.resume(free, True)
 
     # -- waits -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Columns of a clock: the warps of the cluster; *agents* that read shared memory asynchronously (one a warpgroup for
 wgmma, one a warp for tcgen05, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier
-that copies complete on); and two that nobody ever sees, "in flight" and "never written". A warp's own clock goes up
+that copies complete on); and three that nobody ever sees, "in flight",
+"never written" and "an mbarrier lives here". A warp's own clock goes up
 when it releases something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
 
 ``known`` is what a warp has seen. ``fenced`` is the part of it that a proxy fence lies behind: the async proxy may
@@ -35,13 +36,18 @@ class Ordering:
         self.slot = self.bulk_agent + self.bulk * S
         self.flying = self.slot + self.slots
         self.never = self.flying + 1
-        self.columns = self.never + 1
+        self.object = self.never + 1
+        self.columns = self.object + 1
         self.bits = (32 * self.columns - 1).bit_length()
         self.known = np.zeros((M.cta_count, W, self.columns), np.int32)
         self.fenced = np.zeros_like(self.known)
         self.own = M.cta_rank[:, None] * W + np.arange(W)  # each warp's own column
         self.released = np.zeros((2, M.cta_count, W, self.columns), np.int32)  # what a release fence lies behind
+        self.observed = np.zeros_like(self.released)  # what relaxed waits and loads have seen
+        instructions = M.program.kernel.instructions
+        self.relaxed = {i.line for i in instructions if i.opcode == "mbarrier" and "relaxed" in i.modifiers}
         self.synced = np.zeros((M.cta_count, W), np.int32)  # own clock since which lanes have not met
+        self.met: np.ndarray | None = None  # for each thread, own clocks since which it has not met each other lane
         everyone = np.indices((M.cta_count, W)).reshape(2, -1)
         self.tick(*everyone)
         self._meet(*everyone)
@@ -63,11 +69,12 @@ class Ordering:
         self.waited = np.zeros((count, self.warp_columns), np.int32)
         self.init_clock, self.init_column = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self.init_fenced, self.init_line = np.zeros(count, bool), np.zeros(count, np.int32)
+        self.left = np.zeros(count, np.int32)  # what arrivals release of global memory
         self.slot_number, self.init_phase = np.zeros(count, np.int32), np.zeros(count, np.int64)
 
     def _grow(self, count: int) -> None:
         names = ("waited", "init_clock", "init_column", "init_fenced", "init_line", "init_phase")
-        names += ("slot_number", "acc", "out")
+        names += ("slot_number", "acc", "out", "left")
         old = {name: getattr(self, name) for name in names}
         have = old["waited"].shape[0]
         if count > have:
@@ -101,6 +108,11 @@ class Ordering:
         self.fenced[ctas, warps] = np.maximum(self.fenced[ctas, warps], fenced)
         own = np.take_along_axis(known, self.own[ctas, warps][:, None], axis=1)[:, 0] + 1
         self.synced[ctas, warps] = np.maximum(self.synced[ctas, warps], own)
+
+    def observe(self, ctas: np.ndarray, warps: np.ndarray, known: np.ndarray, fenced: np.ndarray) -> None:
+        """Warps see clocks that the next acquire fence makes known to them."""
+        self.observed[0, ctas, warps] = np.maximum(self.observed[0, ctas, warps], known)
+        self.observed[1, ctas, warps] = np.maximum(self.observed[1, ctas, warps], fenced)
 
     # -- barriers of warps and CTAs --------------------------------------------------------------------------------
     def cta_barrier(self) -> None:
@@ -136,6 +148,17 @@ class Ordering:
         self.tick(ctas, warps)
         self._meet(ctas, warps)
 
+    def partial_warp_barrier(self, threads: np.ndarray, members: np.ndarray) -> None:
+        """Each lane meets its members (threads, 32) and learns whom they have met; the warp as a whole has not met."""
+        if self.met is None:
+            self.met = np.zeros((self.M.T, 32), np.int32)
+        ctas, warps = self.M.cta[threads], self.M.warp[threads]
+        self.tick(*self._warps(threads))
+        lanes = (threads & ~31)[:, None] + np.arange(32)
+        theirs = np.where(members[:, :, None], self.met[lanes], 0).max(axis=1)
+        now = self.known[ctas, warps, self.own[ctas, warps]]
+        self.met[threads] = np.where(members, now[:, None], theirs)
+
     def proxy_fence(self, threads: np.ndarray) -> None:
         """fence.proxy.async: what the warp knows now is ordered for the async proxy."""
         if threads.size:
@@ -148,6 +171,11 @@ class Ordering:
         ctas, warps = self._warps(threads)
         self.released[0, ctas, warps], self.released[1, ctas, warps] = self.known[ctas, warps], self.fenced[ctas, warps]
         self.tick(ctas, warps)
+
+    def acquire_fence(self, threads: np.ndarray) -> None:
+        """fence.acq_rel and its like: what relaxed waits and loads have seen before it is known now."""
+        ctas, warps = self._warps(threads)
+        self._see(ctas, warps, *self.observed[:, ctas, warps])
 
     # -- barriers of clusters --------------------------------------------------------------------------------------
     def cluster_arrive(self, threads: np.ndarray, clusters: np.ndarray, relaxed: bool) -> None:
@@ -230,10 +258,12 @@ class Ordering:
                 self.note(kind, line, int(self.init_line[ids[first]]), int(thread))
 
     def mbarrier_arrive(self, threads: np.ndarray, ids: np.ndarray, line: int) -> None:
-        """An arrival releases what the warp knows to the phase."""
+        """An arrival releases what the warp knows to the phase; a relaxed one, what its last release fence knew."""
+        if self.M.cluster_size > 1:
+            np.maximum.at(self.left, ids, self.M.global_race.mbarrier_arrive(threads, line in self.relaxed))
         pairs = ctas, warps, ids = self._pairs(threads, ids)
         self._check_init(pairs, line, False)
-        for i, clocks in enumerate((self.known, self.fenced)):
+        for i, clocks in enumerate(self.released if line in self.relaxed else (self.known, self.fenced)):
             _join(self.acc[i], ids, clocks[ctas, warps])
         self.tick(ctas, warps)
         self.partial.released(threads)
@@ -257,16 +287,25 @@ class Ordering:
             self.waited[ids] = np.where(late, 0, self.waited[ids])
         self.out[:, ids] = self.acc[:, ids]
 
-    def mbarrier_wait(self, threads: np.ndarray, ids: np.ndarray) -> None:
-        """A completed wait acquires what the arrivals released, and what has landed on the barrier."""
+    def mbarrier_wait(self, threads: np.ndarray, ids: np.ndarray, line: int) -> None:
+        """A completed wait acquires what the arrivals released, and what has landed on the barrier.
+
+        A relaxed one only observes it.
+        """
+        if self.M.cluster_size > 1 and line not in self.relaxed:
+            self.M.global_race.mbarrier_wait(threads, self.left[ids])
         pairs = ctas, warps, ids = self._pairs(threads, ids)
-        self._check_init(pairs, int(self.M.mbarriers.line[threads[0]]), False)
+        self._check_init(pairs, line, False)
         order = np.argsort(ids, kind="stable")
         for i in order if np.unique(ctas * self.W + warps).size < ids.size else [slice(None)]:
             c, w, b = np.atleast_1d(ctas[i]), np.atleast_1d(warps[i]), np.atleast_1d(ids[i])
-            self._see(c, w, self.out[0][b], self.out[1][b])
-            at = (c, w, self.slot_number[b])
-            self.known[at] = np.maximum(self.known[at], self.M.mbarriers.phase[b])
+            known = self.out[0][b]
+            landed = (np.arange(b.size), self.slot_number[b])
+            known[landed] = np.maximum(known[landed], self.M.mbarriers.phase[b])
+            if line in self.relaxed:
+                self.observe(c, w, known, self.out[1][b])
+            else:
+                self._see(c, w, known, self.out[1][b])
             self.waited[b, self.own[c, w]] = self.known[c, w, self.own[c, w]]
 
     # -- tensor operations of warpgroups ---------------------------------------------------------------------------

@@ -33,26 +33,29 @@ class PartialReleases:
         self.freed[lanes] = np.where(arrived, (clock - 1)[:, None], self.freed[lanes])
         if arrived.all():
             return
-        late = self.touched[lanes] >= order.synced[ctas, warps][:, None]
-        late &= self.touched[lanes] > self.freed[lanes]
+        met = np.repeat(order.synced[ctas, warps][:, None], 32, axis=1)
+        if order.met is not None:  # the lanes that arrive may have met some others by themselves
+            met = np.maximum(met, np.where(arrived[:, :, None], order.met[lanes], 0).max(axis=1))
+        late = (self.touched[lanes] >= met) & (self.touched[lanes] > self.freed[lanes])
         for i in np.flatnonzero(late.any(axis=1)):
             alone = int(arrived[i].sum()) == 1
-            self._postpone(int(ctas[i]), int(warps[i]), int(clock[i]), np.append(late[i], alone), lanes[i])
+            late_i, met_i = np.append(late[i], alone), np.append(met[i], met[i].max())
+            self._postpone(int(ctas[i]), int(warps[i]), int(clock[i]), late_i, met_i, lanes[i])
 
-    def _postpone(self, cta: int, warp: int, clock: int, late: np.ndarray, lanes: np.ndarray) -> None:
-        """Accesses of the lanes that are ``late`` move to ``clock``; entry 32 of it is for reads by many lanes."""
+    def _postpone(self, cta: int, warp: int, clock: int, late: np.ndarray, met: np.ndarray, lanes: np.ndarray) -> None:
+        """Accesses of ``late`` lanes since they ``met`` move to ``clock``; entries 32 are for reads by many lanes."""
         order, M = self.order, self.M
-        column, met = int(order.own[cta, warp]), int(order.synced[cta, warp])
+        column = int(order.own[cta, warp])
         freed = np.append(self.freed[lanes], 0)
         width = M.shared_stride // order.G
         start = int(M.cluster_start[cta])
         cells = slice(start * width, (start + M.cluster_size) * width)
         reads = order.reads[column, cells]
         lane = np.minimum(reads & 63, MANY)
-        moved = ((reads >> 6) >= met) & late[lane] & ((reads >> 6) > freed[lane]) & (reads & 63 != TOGETHER)
+        moved = ((reads >> 6) >= met[lane]) & late[lane] & ((reads >> 6) > freed[lane]) & (reads & 63 != TOGETHER)
         reads[moved] = (clock << 6) | (reads[moved] & 63)
         last = order.last[cells]
         known, lane = last >> order.bits, last & 31
-        moved = ((last & order.thread_mask) >> 5 == column) & (known >= met) & late[lane] & (known > freed[lane])
+        moved = ((last & order.thread_mask) >> 5 == column) & (known >= met[lane]) & late[lane] & (known > freed[lane])
         moved &= known > order.fenced[cta, warp, column]
         last[moved] = (clock << order.bits) | (last[moved] & order.thread_mask)

@@ -15,6 +15,7 @@ import numpy as np
 
 from .emitter import NUMPY, size_of
 from .errors import Fault
+from .flags import SharedFlags, strong_lines
 from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
 from .partial_releases import MANY, TOGETHER, PartialReleases
@@ -29,6 +30,7 @@ _CURES = {
     "race-write-after-write": "put bar.sync between the two writes",
     "race-write-after-read": "put bar.sync, or a wait for the stage's empty barrier, between the read and the write",
     "warp-race-read-after-write": "put bar.warp.sync between the write and the other lane's read",
+    "warp-race-write-after-write": "put bar.warp.sync between the two writes",
     "warp-race-write-after-read": "put bar.warp.sync between the read and the other lane's write",
     "async-in-flight": _WAIT,
     "async-read-in-flight": "wait for wgmma.wait_group, or cp.async.bulk.wait_group.read, and tell the writer, first",
@@ -38,6 +40,7 @@ _CURES = {
     "cluster-exit": "let the CTA wait (barrier.cluster, or an mbarrier) until the others are done with its memory",
     "mbarrier-init-race": "put bar.sync (or barrier.cluster) between mbarrier.init and the other warps' use",
     "mbarrier-init-unfenced": "put fence.mbarrier_init.release.cluster after mbarrier.init, then a barrier",
+    "mbarrier-plain-access": "use mbarrier.inval, and a barrier, before the bytes hold anything else",
     "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
 }
 
@@ -100,7 +103,10 @@ class SharedRaces(Ordering):
         self.has_read = np.zeros(self.readers, bool)
         self.read_line = np.zeros(n, np.int32)
         self.atomics = self.atomic_line = self.has_atomics = None
-        self.partial = PartialReleases(self) if self.slots else None
+        instructions = [i for i in machine.program.kernel.instructions if "global" not in i.modifiers]
+        self.strong = strong_lines(instructions)
+        self.flags = SharedFlags(self) if self.strong else None
+        self.partial = PartialReleases(self) if self.slots or self.strong else None
         ranks = np.arange(machine.cluster_size)[:, None]
         self.reader_columns = np.concatenate(
             [
@@ -132,6 +138,8 @@ class SharedRaces(Ordering):
         self._order(by, "read")
         if self.atomics is not None:
             after_atomics(self, by, "read")
+        if self.flags is not None:
+            self.flags.read(by)
         own = self._now(by)
         if whole_warp:
             self.has_read_at(by.places, by.column, (own << 6) | TOGETHER, line)
@@ -160,11 +168,15 @@ class SharedRaces(Ordering):
             rows = other.any(axis=1)
             other[np.flatnonzero(rows)[~GlobalRaces._batch_differs(flat, data, rows)]] = False
         self._conflict(by, other)
+        if self.flags is not None:
+            self.flags.write(by)
 
     def launched(self, threads, flat, nbytes, line) -> None:
         """cp.async: a write that is in flight until its thread waits for it."""
         by = self._access(threads, Places.of(flat, nbytes, self.G), line)
         self._conflict(by, self._written(by))
+        if self.flags is not None:
+            self.flags.write(by)
         by.places.put(self.last, (1 << self.bits) | (32 * self.flying))
 
     def _written(self, by: Access) -> np.ndarray:
@@ -181,7 +193,7 @@ class SharedRaces(Ordering):
 
     def _conflict(self, by: Access, other: np.ndarray) -> None:
         by.places.put(self.line, by.line)
-        if other.any():
+        if other.any() and by.line not in self.strong:
             self._report(by, "race-write-after-write", other, self.line)
 
     def landed(self, threads, flat, nbytes, line) -> None:
@@ -190,6 +202,15 @@ class SharedRaces(Ordering):
         own = self._now(by)
         self._touched(by, own)
         by.places.put(self.last, (own << self.bits) | by.local)
+
+    def mbarrier_init(self, threads, ids, flat, line) -> None:
+        """The bytes of an mbarrier are no ordinary memory until mbarrier.inval."""
+        super().mbarrier_init(threads, ids, flat, line)
+        Places.of(flat, 8, self.G).put(self.last, (1 << self.bits) | (32 * self.object))
+
+    def mbarrier_inval(self, threads, flat, line) -> None:
+        by = self._access(threads, Places.of(flat, 8, self.G), line)
+        by.places.put(self.last, (self._now(by) << self.bits) | by.local)
 
     # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
@@ -257,7 +278,10 @@ class SharedRaces(Ordering):
         if (last == one).all() and not self._faults(by, one, what):
             return
         for kind, bad in self._faults(by, last, what):
-            self._report(by, kind, bad, None if kind == "uninitialised-shared" else self.line)
+            if self.flags is not None:
+                bad = self.flags.excused(by, kind, bad)
+            nobody = kind in ("uninitialised-shared", "mbarrier-plain-access")
+            self._report(by, kind, bad, None if nobody else self.line)
 
     def _faults(self, by: Access, last: np.ndarray, what: str) -> list[tuple[str, np.ndarray]]:
         """What is wrong with accesses (accesses, cells) to cells with these last writers."""
@@ -271,28 +295,36 @@ class SharedRaces(Ordering):
             known, fenced = (c.reshape(-1) for c in by.clocks)
         unordered = clock > known.take(row)
         if what == "write":
-            unordered &= owner < self.never  # a first write is no conflict
+            unordered &= owner != self.never  # a first write is no conflict
         faults = self._unordered(owner, unordered, what) if unordered.any() else []
-        if what == "write" or int(owner.min()) >= self.warp_columns:  # no warp wrote any of these
+        if int(owner.min()) >= self.warp_columns or (what == "write" and by.whole):  # no warp wrote any of these
             return faults
         lanes = (owner == by.column[:, None]) & (clock >= self.synced[by.cta, by.warp][:, None])
         if not by.whole:
             lanes &= (last & self.thread_mask) != by.local[:, None]
-        faults.append(("warp-race-read-after-write", lanes))
+            if self.met is not None:
+                lanes &= clock >= self._met(by)[np.arange(by.cta.size)[:, None], last & 31]
+        faults.append((f"warp-race-{what}-after-write", lanes))
         if by.proxy:
             bare = (owner < self.warp_columns) & (clock > fenced.take(row)) & ~unordered
             faults.append(("missing-proxy-fence", bare))
         return [(kind, bad) for kind, bad in faults if bad.any()]
 
+    def _met(self, by: Access) -> np.ndarray:
+        """For each access, the own clocks since which its lane has not met lanes 0 to 31, MANY, and all TOGETHER."""
+        met = self.met[by.threads]
+        return np.concatenate([met, np.repeat(met.max(axis=1, keepdims=True), 2, axis=1)], axis=1)
+
     def _unordered(self, owner, bad, what) -> list[tuple[str, np.ndarray]]:
         """Accesses that are not ordered after the last writer, by what that is."""
-        flying, never = owner == self.flying, owner == self.never
+        flying, never, barrier = owner == self.flying, owner == self.never, owner == self.object
         # Landed data that nobody has waited for is as good as in flight.
         flying |= (owner >= self.slot) & (owner < self.flying) & (what == "read")
         kinds = (
             ("async-in-flight", bad & flying),
             ("uninitialised-shared", bad & never),
-            (f"race-{what}-after-write", bad & ~flying & ~never),
+            ("mbarrier-plain-access", bad & barrier),
+            (f"race-{what}-after-write", bad & ~flying & ~never & ~barrier),
         )
         return [(kind, cells) for kind, cells in kinds if cells.any()]
 
@@ -310,6 +342,10 @@ class SharedRaces(Ordering):
                 lanes = (reads >= (self.synced[by.cta, by.warp] << 6)[:, None]) & (reads != 0) & own[:, None]
                 if not by.whole:
                     lanes &= (reads & 63) != (by.threads & 31)[:, None]
+                    if self.met is not None:
+                        lanes &= (reads >> 6) >= self._met(by)[np.arange(by.cta.size)[:, None], reads & 63]
+                if self.flags is not None:
+                    lanes = self.flags.excused(by, "warp-race-write-after-read", lanes, reader)
                 _gather(found, "warp-race-write-after-read", lanes)
                 if own.all():
                     continue
@@ -318,6 +354,8 @@ class SharedRaces(Ordering):
             )
             kind = "race-write-after-read" if reader < self.warp_columns else "async-read-in-flight"
             late = reads > ((clock << 6) | 63)[:, None]
+            if self.flags is not None:
+                late = self.flags.excused(by, kind, late, reader)
             _gather(found, kind, late & ~own[:, None] if mine else late)
         for kind, bad in found.items():
             self._report(by, kind, bad, self.read_line)
@@ -354,6 +392,7 @@ def _message(kind: str, other: int) -> str:
         "race-write-after-write": f"shared write not ordered after another warp's write{against}",
         "race-write-after-read": f"shared write not ordered after another warp's read{against}",
         "warp-race-read-after-write": f"shared read of another lane's write{against} with no bar.warp.sync between",
+        "warp-race-write-after-write": f"shared write over another lane's write{against} with no bar.warp.sync between",
         "warp-race-write-after-read": f"shared write over another lane's read{against} with no bar.warp.sync between",
         "async-in-flight": f"shared bytes of an asynchronous copy{against} that has not been waited for",
         "async-read-in-flight": f"shared write over bytes that an asynchronous operation{against} may still read",
@@ -363,6 +402,7 @@ def _message(kind: str, other: int) -> str:
         "cluster-exit": "a CTA may end before another CTA of its cluster accesses its shared memory here",
         "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
         "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before the cluster or copies use it",
+        "mbarrier-plain-access": "an ordinary access to the bytes of an mbarrier",
         "mbarrier-phase-lag": "an mbarrier phase completes though a waiter of the phase before may not have seen that "
         "one yet; two phases later the parity is the same again",
     }[kind]

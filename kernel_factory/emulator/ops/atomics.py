@@ -213,7 +213,7 @@ def atomic_global(issue: Issue, place: tuple, what: Atomic, values: list, compar
         at = spread(elements.at, issue.count if lanes is None else lanes.shape[0])
         elements = replace(elements, at=at)
         if M.global_race:
-            M.global_race.atomic(issue.some(lanes), elements)
+            M.global_race.atomic(issue.some(lanes), elements, issue.line)
         if M.count:
             M.count.memory(issue, lanes, elements, "write")
         view = elements.buffer.view(what.size).view(what.dtype)

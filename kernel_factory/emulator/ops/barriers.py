@@ -131,7 +131,7 @@ def resolve_wait(M, group, block, sel, n, value) -> None:
     done = M.mbarriers.ready(ids, x) if "parity" in ins.modifiers else M.mbarriers.phase[ids] != x >> 32
     register = ins.operands[0].number
     if M.race and done.any():
-        M.race.mbarrier_wait(threads[done], ids[done])
+        M.race.mbarrier_wait(threads[done], ids[done], ins.line)
     if done.all():
         if issue.chosen is None:
             _set_true(M, register, sel)

@@ -59,16 +59,21 @@ def fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """fence{.sc,.acq_rel,.acquire,.release}.scope and membar."""
     order = mods.take("sc", "acq_rel", "acquire", "release")
     mods.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
-    mods.take("cta", "cluster", "gpu", "sys", "gl")
+    scope = mods.take("cta", "cluster", "gpu", "sys", "gl")
     e.operands(0)
-    if order != "acquire":
-        e.line(f"release_fenced({e.issue()})")
+    e.line(f"fenced({e.issue()}, {scope!r}, {order != 'release'}, {order != 'acquire'})")
 
 
 @runtime
-def release_fenced(issue: Issue) -> None:
-    if issue.M.race and issue.threads.size:
-        issue.M.race.release_fence(issue.threads)
+def fenced(issue: Issue, scope: str, acquires: bool, releases: bool) -> None:
+    race, threads = issue.M.race, issue.threads
+    if not race or not threads.size:
+        return
+    if acquires:
+        race.acquire_fence(threads)
+    if releases:
+        race.release_fence(threads)
+    issue.M.global_race.fence(threads, scope, acquires, releases)
 
 
 @emits("setmaxnreg.inc", "setmaxnreg.dec", writes=False)

@@ -257,4 +257,4 @@ def warp_synced(issue: Issue, mask):
     if race and rows is None:
         race.warp_barrier(threads)
     elif race:
-        race.warp_barrier(np.repeat(threads[np.unique(threads >> 5, return_index=True)[1]], 32))
+        race.partial_warp_barrier(threads, rows.take(rows.members))
