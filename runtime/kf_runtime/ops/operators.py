@@ -1,8 +1,8 @@
 """The torch.library operator ``kf::triangle_multiplicative_update``: schema, fake, kernels, autograd, vmap.
 
 A compiled graph of an admitted shape calls it; eager calls do not pass through it. Its result is
-fresh and row-major, in the fake and for real. Where a gradient may be asked for, the Autograd
-kernel runs the plain formula, so that every derivative is plain torch's own.
+fresh and row-major, in the fake and for real. Where a gradient or a tangent may be asked for, the
+Autograd kernel runs the plain formula, so that every derivative is plain torch's own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _fake(*args: Any) -> Tensor:
 
 
 def _autograd(*args: Any) -> Tensor:
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+    from kf_runtime.ops.trimul_hot import dual
+
+    if dual() or (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)):
         from kf_runtime.ops.trimul_formula import formula
 
         return formula(call_of(*args)).contiguous()

@@ -67,6 +67,7 @@ _dispatch_modes: Final = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 
 _functorch_level: Final = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
 _jit_trace: Final = getattr(torch._C, "_get_tracing_state", lambda: True)
 _any_autocast: Final = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_forward_ad: Final = torch.autograd.forward_ad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +133,7 @@ def replay(
         or _dispatch_modes()
         or _functorch_level() is not None
         or _jit_trace() is not None
+        or dual()
     ):
         return None
     try:
@@ -249,8 +251,13 @@ def _key(call: Arguments) -> tuple[Any, ...]:
 
 
 def traced() -> bool:
-    """Whether a tracer, a functorch transform or a dispatch mode is active."""
-    return _dispatch_modes() > 0 or _functorch_level() is not None or _jit_trace() is not None
+    """Whether a tracer, a functorch transform, a dispatch mode or forward-mode differentiation is active."""
+    return _dispatch_modes() > 0 or _functorch_level() is not None or _jit_trace() is not None or dual()
+
+
+def dual() -> bool:
+    """Whether tensors may carry tangents (``torch.autograd.forward_ad``), which no_grad does not keep from them."""
+    return getattr(_forward_ad, "_current_level", 0) >= 0
 
 
 def known_precision(precision: object) -> bool:

@@ -140,6 +140,30 @@ def test_fake_tensors_functorch_and_jit_take_the_formula(tensors: dict[str, torc
     assert fake.launches == []
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["x", "p_out_weight"])
+def test_tangents_of_forward_mode_take_the_formula(
+    tensors: dict[str, torch.Tensor], fake: FakeDriver, name: str, grad: bool, compiled: bool
+) -> None:
+    """A dual tensor has a tangent whatever requires_grad and no_grad say; it comes out as the formula's own."""
+    torch._dynamo.reset()
+    call = torch.compile(update, backend="eager") if compiled else update
+    tangent = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.no_grad():
+        call(**tensors)  # the signature, and the graph, are ready to launch
+        launched = len(fake.launches)
+    assert launched == 3
+    exact = {key: value.double() for key, value in tensors.items()}
+    _, expected = torch.func.jvp(lambda v: formula({**exact, name: v}), (exact[name],), (tangent.double(),))
+    with torch.set_grad_enabled(grad), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors[name], tangent)
+        found = torch.autograd.forward_ad.unpack_dual(call(**{**tensors, name: dual})).tangent
+    assert found is not None
+    assert (found.double() - expected).norm() < 3e-2 * expected.norm()
+    assert len(fake.launches) == launched
+
+
 def test_subclasses_and_dispatch_modes_take_the_formula(tensors: dict[str, torch.Tensor], fake: FakeDriver) -> None:
     """A tensor subclass, or a dispatch mode such as a FLOP counter, sees every aten operation."""
     from torch.utils.flop_counter import FlopCounterMode
