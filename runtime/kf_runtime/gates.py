@@ -19,7 +19,7 @@ GATES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("shape", ("empty", "cell", "shape")),
     ("accuracy", ("parameter_dtype",)),
     ("strides", ("strides",)),
-    ("alignment", ("alignment",)),
+    ("alignment", ("alignment", "memory")),
     ("grid barrier", ("grid_barrier",)),
     ("cubins", ("cubin_missing", "cubin_corrupt", "kernel_not_loaded")),
     ("capture", ("capturing",)),

@@ -90,12 +90,15 @@ Route = UseCubin | UseJit | Generic
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """Metadata of one tensor, as Plan buffers spell it; ``address`` matters for its alignment only."""
+    """Metadata of one tensor, as Plan buffers spell it.
+
+    ``address``: None for a tensor that is still to be allocated, 0 for one that has no memory.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    address: int = 0
+    address: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +218,9 @@ def check_operands(cell: Cell, operands: Mapping[str, Operand] | None, inputs: S
         ):
             if want != have:
                 return _mismatch(cell, buffer.name, name, want, have)
-        if found.address % buffer.alignment:
+        if found.address == 0:
+            return _mismatch(cell, buffer.name, "memory", "an address", "none: a placeholder, or its storage was freed")
+        if found.address is not None and found.address % buffer.alignment:
             want_text = f"a multiple of {buffer.alignment} bytes"
             return _mismatch(cell, buffer.name, "alignment", want_text, f"address {found.address:#x}")
     return None

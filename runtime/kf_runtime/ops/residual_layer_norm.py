@@ -18,6 +18,7 @@ from kf_runtime.cell import NO_DIRECTION, Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.errors import ArgumentError
 from kf_runtime.execute import Executor
+from kf_runtime.ops.trimul_arguments import address_of, check_dense
 from kf_runtime.ops.trimul_hot import PLAIN, traced
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
@@ -76,6 +77,9 @@ def _formula(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | 
 
 
 def _check(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    for name, value in zip(_NAMES, (x, residual, weight, bias), strict=True):
+        if value is not None or name in ("x", "residual"):
+            check_dense(name, value)
     if x.dim() == 0 or not x.is_floating_point():
         raise ArgumentError("x", expected="a floating tensor [*, C]", found=f"{x.dtype}, shape {list(x.shape)}")
     for name, given, shape, dtypes in (
@@ -96,7 +100,7 @@ def _resolve(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> Exec
     if declined is not None:
         return declined
     x = operands[0]
-    key = (OP, x.get_device(), x.shape, *((t.stride(), t.data_ptr() & 255) for t in operands))
+    key = (OP, x.get_device(), x.shape, *((t.stride(), _low_bits(t.data_ptr())) for t in operands))
     known = current.table.get(key)
     if known is None:
         known = current.resolve(x.device, lambda system: _describe(operands, system))
@@ -104,6 +108,11 @@ def _resolve(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> Exec
             current.remember(key, known)
     found: Executor | Generic = known
     return found
+
+
+def _low_bits(address: int) -> int:
+    """What an address means for a decision: how it is aligned, or that there is none."""
+    return address & 255 if address else -1
 
 
 def _quick(operands: tuple[Any, ...], eps: float, current: Dispatcher) -> Generic | None:
@@ -137,11 +146,11 @@ def _describe(operands: tuple[Any, ...], system: System) -> Call:
     batch, n, c = prod(operands[0].shape[:-3]), operands[0].shape[-2], operands[0].shape[-1]
     cell = Cell(op=OP, B=batch, N=n, C=c, D=c, direction=NO_DIRECTION, mask=False, sm=system.sm)
     shapes = ((batch, n, n, c), (batch, n, n, c), (c,), (c,))
-    described = {name: _operand(t, s) for name, t, s in zip(_NAMES, operands, shapes, strict=True)}
+    described = {name: _operand(name, t, s) for name, t, s in zip(_NAMES, operands, shapes, strict=True)}
     return Call(op=OP, cell=cell, operands=described)
 
 
-def _operand(tensor: Tensor, shape: tuple[int, ...]) -> Operand:
+def _operand(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Operand:
     own = tensor.stride()
     strides = row_major(shape) if tensor.is_contiguous() else (*(0,) * (len(shape) - len(own)), *own[-len(shape) :])
-    return Operand(dtype="bf16", shape=shape, strides=strides, address=tensor.data_ptr())
+    return Operand(dtype="bf16", shape=shape, strides=strides, address=address_of(name, tensor))

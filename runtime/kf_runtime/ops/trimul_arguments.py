@@ -135,6 +135,7 @@ def _check_pair(call: Arguments) -> None:
     x, mask = call.x, call.mask
     if not isinstance(x, Tensor):
         raise ArgumentError("x", expected="a tensor of shape [*, N, N, C]", found=type(x).__name__)
+    check_dense("x", x)
     if x.dim() < 3 or x.shape[-2] != x.shape[-3]:
         raise ArgumentError("x", expected="shape [*, N, N, C]", found=f"shape {list(x.shape)}")
     if x.shape[-1] < 1:
@@ -145,12 +146,33 @@ def _check_pair(call: Arguments) -> None:
         return
     if not isinstance(mask, Tensor):
         raise ArgumentError("mask", expected="a tensor of shape [*, N, N] or None", found=type(mask).__name__)
+    check_dense("mask", mask)
     if mask.shape != x.shape[:-1]:
         raise ArgumentError("mask", expected=f"shape {list(x.shape[:-1])}", found=f"shape {list(mask.shape)}")
     if mask.is_complex():
         raise ArgumentError("mask", expected="a real or boolean dtype", found=mask.dtype)
     if mask.device != x.device:
         raise ArgumentError("mask", expected=f"a tensor on {x.device}, as x", found=f"one on {mask.device}")
+
+
+def check_dense(name: str, value: object) -> None:
+    """No sparse, MKL-DNN or nested tensor: the formula has no answer for most of those, and a kernel for none."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(name, expected="a tensor", found=type(value).__name__)
+    if value.layout is not torch.strided or value.is_nested:
+        found = "a nested tensor" if value.is_nested else value.layout
+        raise ArgumentError(name, expected="a dense tensor (torch.strided)", found=found)
+
+
+def address_of(name: str, value: Tensor) -> int:
+    """The address of a dense tensor; 0 for one without elements, and for a placeholder (a ZeroTensor, for one).
+
+    Raises ArgumentError where the memory was taken away, which torch's own operations do not notice.
+    """
+    address = value.data_ptr()
+    if address == 0 and value.numel() and not (value._is_zerotensor() or torch._is_functional_tensor(value)):
+        raise ArgumentError(name, expected="a tensor with memory", found="one whose storage was freed")
+    return address
 
 
 def _check_width(call: Arguments) -> None:

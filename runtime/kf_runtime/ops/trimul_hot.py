@@ -1,7 +1,7 @@
 """The hot path: a call whose signature has run before. One dictionary hit, the comparison, the launches.
 
-Every operand's type, device, dtype, shape, contiguity, address alignment and (with grad mode on)
-requires_grad are compared on every call; nothing is remembered by identity. What differs in
+Every operand's type, device, dtype, shape, contiguity, address and its alignment and (with grad mode
+on) requires_grad are compared on every call; nothing is remembered by identity. What differs in
 anything goes to ``trimul_kf``, which decides anew and knows the reason.
 """
 
@@ -144,46 +144,55 @@ def replay(
             precision,
         )  # fmt: skip
         known: Signature | None = table.get(key)
-    except (TypeError, AttributeError):  # unhashable, or no p_in_weight: the long way knows both
+    except (TypeError, AttributeError, RuntimeError):  # unhashable, no p_in_weight, no shape: the long way knows
         return None
     if known is None or known.lasting is not None or not (precision is None or known_precision(precision)):
         return None
     ready = known.ready
-    if ready is not None:
-        operands: tuple[Any, ...] = (x, *weights) if mask is None else (x, mask, *weights)
-        if biases[0] is not None:
-            operands += biases
-        if (
-            PLAIN.issuperset(map(type, operands))
-            and not (_grad_enabled() and any(map(requires_grad, operands)))
-            and all(map(_is_contiguous, operands))
-            and list(map(_dtype_and_shape, operands)) == ready.layout
-            and list(map(ready.place, operands)) == ready.places
-            and (biases[0] is not None or biases == _NO_BIASES)
-            and not (_any_autocast() and other_autocast(x.device.type))
-        ):
-            addresses: Any = list(map(_data_ptr, operands if ready.direct else operands[: ready.first]))
-            if not reduce(or_, addresses) & ready.misaligned:
-                if not ready.direct:
-                    return ready.run(operands)
-                if ready.gather is not None:
-                    addresses = ready.gather(addresses)
-                return ready.executor.run(addresses, x)
-    return known.declined.get(_metadata((x, mask, *weights, *biases))) if known.declined else None
+    addresses: Any = None
+    try:
+        if ready is not None:
+            operands: tuple[Any, ...] = (x, *weights) if mask is None else (x, mask, *weights)
+            if biases[0] is not None:
+                operands += biases
+            if (
+                PLAIN.issuperset(map(type, operands))
+                and not (_grad_enabled() and any(map(requires_grad, operands)))
+                and all(map(_is_contiguous, operands))
+                and list(map(_dtype_and_shape, operands)) == ready.layout
+                and list(map(ready.place, operands)) == ready.places
+                and (biases[0] is not None or biases == _NO_BIASES)
+                and not (_any_autocast() and other_autocast(x.device.type))
+            ):
+                addresses = list(map(_data_ptr, operands if ready.direct else operands[: ready.first]))
+        if ready is None or addresses is None or not all(addresses) or reduce(or_, addresses) & ready.misaligned:
+            return known.declined.get(_metadata((x, mask, *weights, *biases))) if known.declined else None
+    except RuntimeError:  # a sparse operand: the long way names it
+        return None
+    if not ready.direct:
+        return ready.run(operands)
+    places: Any = addresses if ready.gather is None else ready.gather(addresses)
+    return ready.executor.run(places, x)
 
 
 def _metadata(operands: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
-    """What a decision depends on beside the key, the mode and the manifest; None where grad or a subclass decides."""
+    """What a decision depends on beside the key, the mode and the manifest.
+
+    None where grad or a subclass decides, or a sparse operand has no strides.
+    """
     given = [tensor for tensor in operands if tensor is not None]
     if not PLAIN.issuperset(map(type, given)) or (_grad_enabled() and any(map(requires_grad, given))):
         return None
-    return (
-        tuple([tensor is None for tensor in operands]),
-        tuple(map(_dtype_shape_and_device, given)),
-        tuple(map(_strides, given)),
-        tuple([address & _LOW for address in map(_data_ptr, given)]),
-        autocast_declines(given[0].device.type),
-    )
+    try:
+        return (
+            tuple([tensor is None for tensor in operands]),
+            tuple(map(_dtype_shape_and_device, given)),
+            tuple(map(_strides, given)),
+            tuple([address & _LOW for address in map(_data_ptr, given)]),
+            autocast_declines(given[0].device.type),
+        )
+    except RuntimeError:
+        return None
 
 
 def remember(call: Arguments, current: Dispatcher, executor: Executor) -> Tensor:

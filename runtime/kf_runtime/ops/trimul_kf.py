@@ -31,7 +31,7 @@ from kf_runtime.campaign import Mode
 from kf_runtime.cell import Cell
 from kf_runtime.dispatch import Dispatcher
 from kf_runtime.ops import trimul_hot
-from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments, TriMulPrecision, check
+from kf_runtime.ops.trimul_arguments import PARAMETERS, Arguments, TriMulPrecision, address_of, check
 from kf_runtime.ops.trimul_hot import BIASES, EPS, PLAIN, WEIGHTS
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
@@ -169,11 +169,13 @@ def describe(call: Arguments, system: System) -> Call:
     declined = None if cell is None else _options(call)
     if cell is None:
         declined = Reason(code="empty", text=f"x has no elements: shape {list(call.x.shape)}", binding=True)
+    if declined is not None:
+        return Call(op=OP, cell=cell, operands={}, declined=declined)
     operands = {name: _operand(name, value) for name, value in call.given().items()}
     operands["x"] = _operand("x", call.x)
     if call.mask is not None:
         operands["mask"] = _operand("mask", call.mask)
-    return Call(op=OP, cell=cell, operands=operands, declined=declined)
+    return Call(op=OP, cell=cell, operands=operands)
 
 
 def cell_of(call: Arguments, sm: str) -> Cell | None:
@@ -201,6 +203,9 @@ def _options(call: Arguments) -> Reason | None:
     missing = [name for name in WEIGHTS if getattr(call, name) is None]
     if missing:
         return Reason(code="weights", text=f"{', '.join(missing)}: expected a tensor; found None", binding=True)
+    sparse = [f"{name}: expected a dense tensor; found {t.layout}" for name, t in call.given().items() if not _dense(t)]
+    if sparse:
+        return Reason(code="memory", text=sparse[0], binding=True)
     given = [name for name in BIASES if getattr(call, name) is not None]
     if len(given) not in (0, len(BIASES)):
         text = f"projection biases: expected all or none; found only {', '.join(given)}"
@@ -210,6 +215,10 @@ def _options(call: Arguments) -> Reason | None:
         text = f"autocast: expected torch.bfloat16 or none; found {torch.get_autocast_dtype(kind)}"
         return Reason(code="autocast", text=text, binding=True)
     return None
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
 
 
 def _operand(name: str, tensor: Tensor) -> Operand:
@@ -225,4 +234,4 @@ def _operand(name: str, tensor: Tensor) -> Operand:
         strides = row_major(shape)
     else:
         strides = tensor.stride() if tensor.dim() == len(shape) else (0, *tensor.stride()[lead:])
-    return Operand(dtype="bf16", shape=shape, strides=strides, address=0 if fresh else tensor.data_ptr())
+    return Operand(dtype="bf16", shape=shape, strides=strides, address=None if fresh else address_of(name, tensor))

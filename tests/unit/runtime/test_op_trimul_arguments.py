@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kf_runtime
 import pytest
 import torch
 from kf_runtime import ArgumentError
-from runtime_fakes import operands, trimul_cell
+from runtime_fakes import FakeDriver, operands, small_manifest, trimul_cell, write_wheel
 
 update = kf_runtime.triangle_multiplicative_update
 
@@ -39,14 +41,29 @@ update = kf_runtime.triangle_multiplicative_update
         ({"g_out_weight": torch.zeros(16, 16).half()}, "g_out_weight", "torch.bfloat16", "torch.float16"),
         ({"g_out_weight": torch.zeros(16, 16)}, "g_out_weight", "as the parameters before it", "torch.float32"),
         ({"g_out_weight": torch.zeros(16, 16, device="meta").bfloat16()}, "g_out_weight", "cpu", "meta"),
+        ({"x": torch.zeros(1, 8, 8, 16).bfloat16().to_sparse()}, "x", "dense", "sparse_coo"),
+        ({"x": torch.nested.nested_tensor([torch.zeros(8, 8, 16).bfloat16()])}, "x", "dense", "nested"),
+        ({"mask": torch.zeros(1, 8, 8).bfloat16().to_sparse()}, "mask", "dense", "sparse_coo"),
         ({"p_out_bias": "none"}, "p_out_bias", "tensor or None", "str"),
     ],
 )
 def test_errors_name_argument_expectation_and_value(
-    changes: dict[str, Any], argument: str, expected: str, found: str
+    changes: dict[str, Any],
+    argument: str,
+    expected: str,
+    found: str,
+    fake: FakeDriver,
+    install: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
-    """Each bad argument is a ValueError that starts with its name and says what was expected and what came."""
-    with pytest.raises(ArgumentError) as caught:
+    """Each bad argument is a ValueError that starts with its name and says what was expected and what came.
+
+    So it is where the signature of the good call is ready to launch.
+    """
+    install(write_wheel(tmp_path / "data", small_manifest()))
+    with torch.no_grad():
+        update(**operands(trimul_cell()))
+    with torch.no_grad(), pytest.raises(ArgumentError) as caught:
         update(**{**operands(trimul_cell()), **changes})
     text = str(caught.value)
     assert isinstance(caught.value, ValueError) and caught.value.argument == argument

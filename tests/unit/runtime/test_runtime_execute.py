@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,48 @@ def test_any_mask_dtype_reaches_the_kernel(fake: FakeDriver, install: Install, w
     for dtype in (torch.bool, torch.int32, torch.float32):
         kf_runtime.triangle_multiplicative_update(**{**tensors, "mask": tensors["mask"].to(dtype)})
     assert kf_runtime.status().hits == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("before", [False, True])
+def test_an_operand_without_memory_reaches_no_kernel(
+    fake: FakeDriver, install: Install, wheel: Path, before: bool
+) -> None:
+    """A placeholder takes the generic path, a parameter whose storage was freed is an error: no address to launch with.
+
+    An address of 0 is aligned to everything: the good call before it, and the one after, run the kernel.
+    """
+    install(wheel)
+    tensors, update = operands(trimul_cell()), kf_runtime.triangle_multiplicative_update
+    if before:
+        update(**tensors)
+    update(**{**tensors, "mask": torch._efficientzerotensor((1, 8, 8), dtype=torch.bfloat16)})
+    freed = tensors["p_in_weight"].clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(kf_runtime.ArgumentError, match="p_in_weight: expected a tensor with memory"):
+        update(**{**tensors, "p_in_weight": freed})
+    assert len(fake.launches) == 3 * before and kf_runtime.status().generic == {"memory": 1}
+    update(**tensors)
+    assert len(fake.launches) == 3 * before + 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_parameter_is_left_to_torch(
+    fake: FakeDriver, install: Install, wheel: Path, layout: torch.layout, before: bool
+) -> None:
+    """No kernel reads a sparse weight: the generic path does, as far as torch goes, and explain names it."""
+    install(wheel)
+    tensors, update = operands(trimul_cell()), kf_runtime.triangle_multiplicative_update
+    if before:
+        update(**tensors)
+    sparse = {**tensors, "p_out_weight": tensors["p_out_weight"].to_sparse(layout=layout)}
+    route = kf_runtime.explain("triangle_multiplicative_update", **sparse)
+    assert "p_out_weight: expected a dense tensor" in str(route)
+    with contextlib.suppress(RuntimeError):
+        update(**sparse)
+    assert len(fake.launches) == 3 * before and kf_runtime.status().generic == {"memory": 1}
 
 
 @torch.no_grad()
