@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class KfError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose. Copies and pickles, so that workers can hand it on."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[KfError], arguments: tuple[Any, ...]) -> KfError:
+    """An error with this text; its own ``__init__`` makes the text from other arguments."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class CellKeyError(KfError, ValueError):
