@@ -222,6 +222,16 @@ def _capturing(device: torch.device, owner: Dispatcher) -> bool:
     return owner.system(0).host_is_device and driver.is_capturing()
 
 
+def place(device: torch.device | str | int | None) -> torch.device:
+    """The device that a caller names: a CUDA device by its number; None is the current one, the host where none is."""
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    named = torch.device(device)
+    return torch.device("cuda", named.index or 0) if named.type == "cuda" else named
+
+
 class Process:
     """The dispatcher of this process. A forked child starts afresh: handles and locks do not survive a fork."""
 

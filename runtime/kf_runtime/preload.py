@@ -21,17 +21,17 @@ def preload(*cells: Cell | str, device: torch.device | str | int | None = None) 
     JIT forms cannot be loaded ahead: the code that the DSL generates loads its kernels when it first runs.
 
     Raises NoKernel for a named cell that does not run there, Unavailable where a kernel cannot be
-    loaded, ArgumentError for a device that has none.
+    loaded, ArgumentError for a device that has none, and for what is neither a Cell nor a key.
     """
     current = dispatch.current()
     if current.mode is Mode.OFF:
         return ()
-    place = _place(device, current)
+    place = dispatch.place(device)
     system = current.system_of(place)
     if isinstance(system, Generic):
         raise ArgumentError("device", expected="a CUDA device", found=f"{place}: {system.reason.text}")
     found = current.manifest()
-    named = [Cell.parse(cell) if isinstance(cell, str) else cell for cell in cells]
+    named = [_cell(cell) for cell in cells]
     loaded: list[Cell] = []
     for cell in named or [entry.cell for entry in found.on_sm(system.sm)]:
         decided = current.decide_cell(cell, system)
@@ -43,12 +43,7 @@ def preload(*cells: Cell | str, device: torch.device | str | int | None = None) 
     return tuple(loaded)
 
 
-def _place(device: torch.device | str | int | None, current: dispatch.Dispatcher) -> torch.device:
-    if device is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
-    if isinstance(device, int):
-        return torch.device("cuda", device)
-    place = torch.device(device)
-    return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
+def _cell(named: object) -> Cell:
+    if not isinstance(named, (Cell, str)):
+        raise ArgumentError("cells", expected="Cells or their keys, each an argument", found=type(named).__name__)
+    return Cell.parse(named) if isinstance(named, str) else named

@@ -32,8 +32,8 @@ def triangle_multiplicative_update_inference_shape_is_supported(
     """Whether a no-grad call with a pair of this ``shape [*, N, N, C]`` and hidden width D would run a kernel.
 
     Assumes dense, aligned tensors, every weight given, eps 1e-5 and no precision asked for. ``param_dtype``
-    defaults to ``dtype``; ``device`` is a CUDA device (default: the current one). ``shape_route`` gives the reason.
-    Raises ArgumentError for a shape that is no pair.
+    defaults to ``dtype``; ``device`` is where the tensors will be (a number, or by default: that CUDA device, the
+    current one). ``shape_route`` gives the reason. Raises ArgumentError for a shape that is no pair.
     """
     found = shape_route(
         shape, hidden_dim, direction, dtype=dtype, param_dtype=param_dtype, has_mask=has_mask, has_bias=has_bias,
@@ -84,7 +84,9 @@ def shape_route(
     if prod(shape) == 0:
         return Generic(reason=Reason(code="empty", text=f"no elements: shape {list(shape)}"))
     try:
-        system = current.system(_ordinal(device))
+        system = current.system_of(dispatch.place(device))
+        if isinstance(system, Generic):
+            return system
         cell = Cell(
             op=trimul_kf.OP, param_dtype=parameters, B=prod(shape[:-3]), N=shape[-2], C=shape[-1], D=hidden_dim,
             direction=direction, mask=has_mask, biases=has_bias, sm=system.sm,
@@ -95,17 +97,13 @@ def shape_route(
 
 
 def _check_shape(shape: Sequence[int], hidden_dim: int, direction: str) -> None:
-    if len(shape) < 3 or shape[-2] != shape[-3] or min(shape) < 0:
-        raise ArgumentError("shape", expected="[*, N, N, C]", found=list(shape))
-    if hidden_dim < 1:
+    if not all(map(_is_integer, shape)) or len(shape) < 3 or shape[-2] != shape[-3] or min(shape) < 0:
+        raise ArgumentError("shape", expected="[*, N, N, C], all integers", found=list(shape))
+    if not _is_integer(hidden_dim) or hidden_dim < 1:
         raise ArgumentError("hidden_dim", expected="at least 1", found=hidden_dim)
     if direction not in DIRECTIONS:
         raise ArgumentError("direction", expected="'outgoing' or 'incoming'", found=repr(direction))
 
 
-def _ordinal(device: torch.device | str | int | None) -> int:
-    if isinstance(device, int):
-        return device
-    if device is not None:
-        return torch.device(device).index or 0
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__")

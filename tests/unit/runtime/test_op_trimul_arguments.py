@@ -82,11 +82,12 @@ def test_explain_checks_arguments_too() -> None:
 def test_shape_queries_reject_shapes_that_are_no_pair() -> None:
     """The shape queries name the argument as well."""
     query = kf_runtime.triangle_multiplicative_update_inference_shape_is_supported
-    for bad in ((8, 16), (1, 8, 7, 16)):
+    for bad in ((8, 16), (1, 8, 7, 16), (1, 8.0, 8.0, 16), (1, "n", "n", 16)):
         with pytest.raises(ArgumentError, match="shape"):
             query(bad, 16)
-    with pytest.raises(ArgumentError, match="hidden_dim"):
-        query((1, 8, 8, 16), 0)
+    for width in (0, 16.0, None):
+        with pytest.raises(ArgumentError, match="hidden_dim"):
+            query((1, 8, 8, 16), width)
     with pytest.raises(ArgumentError, match="direction"):
         kf_runtime.prepare_triangle_multiplicative_update_training((1, 8, 8, 16), 16, "up")
 

@@ -252,6 +252,27 @@ def test_shape_query_agrees_with_the_call(fake: FakeDriver, install: Install, wh
     assert not query((1, 8, 8, 16), 16)
 
 
+@pytest.mark.parametrize(("product", "host"), [("KF Emulated sm_90a", True), ("NVIDIA H200", False)])
+def test_shape_query_knows_where_the_tensors_will_be(
+    fake: FakeDriver, install: Install, tmp_path: Path, product: str, host: bool
+) -> None:
+    """A kernel reads CUDA tensors, and host tensors on an emulated driver alone, whatever the machine's GPU admits."""
+    fake.product = product
+    install(write_wheel(tmp_path / "data", small_manifest(product=product)))
+    query = kf_runtime.triangle_multiplicative_update_inference_shape_is_supported
+    assert query((1, 8, 8, 16), 16, device="cuda") and query((1, 8, 8, 16), 16, device=0)
+    assert query((1, 8, 8, 16), 16, device="cpu") == host
+    assert not query((1, 8, 8, 16), 16, device="meta") and not query((1, 8, 8, 16), 16, device=torch.device("mps"))
+
+
+def test_preload_names_what_is_no_cell(fake: FakeDriver, install: Install, wheel: Path) -> None:
+    """A list of keys instead of keys is an error that says so, and nothing is loaded."""
+    install(wheel)
+    with pytest.raises(kf_runtime.ArgumentError, match="cells: expected Cells or their keys, each an argument"):
+        kf_runtime.preload([trimul_cell().key])  # type: ignore[arg-type]
+    assert fake.images == []
+
+
 @torch.no_grad()
 def test_explain_of_an_admitted_call(fake: FakeDriver, install: Install, wheel: Path) -> None:
     """explain gives UseCubin with cell, hashes and product, and neither loads nor launches."""
