@@ -135,8 +135,7 @@ def _provided() -> tuple[dict[str, Form], list[str]]:
     for point in entry_points(group=GROUP):
         try:
             provider: Provider = point.load()
-        except (ImportError, AttributeError) as error:
-            broken.append(f"(provider {point.name!r} does not load: {error})")
-        else:
             forms.update({form.name: form for form in provider()})
+        except Exception as error:  # code of kernel authors in the middle of their work; its reason is recorded
+            broken.append(f"(provider {point.name!r} does not load: {type(error).__name__}: {error})")
     return forms, broken

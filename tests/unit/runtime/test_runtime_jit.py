@@ -145,6 +145,20 @@ def test_unknown_family_is_generic_with_one_warning(start: Start, read: list[str
     assert kf_runtime.status().generic == {"jit_family": 2}
 
 
+def test_a_provider_that_raises_is_a_reason(start: Start, monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> None:
+    """A development checkout with a broken family in it declines the call and says what broke, as a warning."""
+
+    def provide() -> list[FakeForm]:
+        raise ValueError("cells.toml: cells[0]: unknown field 'NN'")
+
+    point = SimpleNamespace(name="kernel_factory", load=lambda: provide)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+    start("wild")
+    with pytest.warns(RuntimeWarning, match="unknown field 'NN'"):
+        call()
+    assert explain().reason.code == "jit_family" and fake.launches == []
+
+
 def test_a_known_family_beside_an_unknown_one_answers(start: Start, read: list[str]) -> None:
     """KF_JIT=wild,tame: wild's cell runs; another cell says that tame is unknown."""
     start("wild,tame")
