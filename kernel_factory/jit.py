@@ -111,8 +111,8 @@ def library(store: Store, request: Request) -> tuple[bytes, bool]:
     key = request.key()
     with store.making(KIND, key):
         body = store.record(KIND, key)
-        fresh = body is None
-        if body is None:
+        fresh = body is None or not store.holds(body["library"])
+        if body is None or fresh:
             body = {**asdict(request), "toolchain": toolchain.require(), **_run_worker(store, request)}
             store.put_record(KIND, key, body)
     return store.blob(body["library"]), fresh

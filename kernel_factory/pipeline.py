@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -36,16 +35,17 @@ from kernel_factory.artifact import Artifact
 from kernel_factory.bench import Bench, Target
 from kernel_factory.built import BuiltCell
 from kernel_factory.evidence import Evidence
-from kernel_factory.family import Family, KernelSpec, Step, discover
+from kernel_factory.family import Family, Step, discover
 from kernel_factory.proof import CHAINED_UP_TO
+from kernel_factory.selection import Selection as Selection
+from kernel_factory.selection import SelectionError as SelectionError
+from kernel_factory.selection import matches as matches
+from kernel_factory.selection import require
+from kernel_factory.selection import select as select
 from kernel_factory.store import StoreError, digest, sha256
 from kernel_factory.workspace import Workspace
 
 Progress = Callable[..., None]
-
-
-class SelectionError(Exception):
-    """The options name no family, SM or cell that exists."""
 
 
 class NotBuilt(Exception):
@@ -64,72 +64,26 @@ CLEAR = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The cells that a command works on."""
-
-    workspace: Workspace
-    rows: tuple[tuple[Family, Cell], ...]
-
-    def specs(self) -> list[tuple[KernelSpec, str]]:
-        """Every distinct (kernel, SM) of the cells, in a fixed order."""
-        return sorted({(step.spec, cell.sm) for family, cell in self.rows for step in family.plan(cell).steps})
-
-
-def select(
-    workspace: Workspace, families: tuple[str, ...], sms: tuple[str, ...], patterns: tuple[str, ...]
-) -> Selection:
-    """The cells that match every filter that is given; a pattern is a glob within a key."""
-    known = discover()
-    rows = tuple((family, cell) for family in known.values() for cell in family.cells())
-    _require("family", families, known)
-    _require("SM", sms, {cell.sm for _, cell in rows})
-    kept = tuple(
-        (family, cell)
-        for family, cell in rows
-        if (not families or family.name in families) and (not sms or cell.sm in sms) and matches(cell, patterns)
-    )
-    kept = _one_family_each(kept)
-    if not kept:
-        raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
-    return Selection(workspace=workspace, rows=kept)
-
-
-def matches(cell: Cell, patterns: tuple[str, ...]) -> bool:
-    """Whether a cell's key holds one of these texts or globs; any does where there are none."""
-    return not patterns or any(fnmatch(cell.key, f"*{pattern}*") for pattern in patterns)
-
-
-def _one_family_each(rows: tuple[tuple[Family, Cell], ...]) -> tuple[tuple[Family, Cell], ...]:
-    """Without the cells of families that another of these supersedes. Raises SelectionError where two claim one."""
-    claims: dict[Cell, list[Family]] = {}
-    for family, cell in rows:
-        claims.setdefault(cell, []).append(family)
-    for cell, found in claims.items():
-        beaten = {name for family in found for name in family.supersedes}
-        claims[cell] = [family for family in found if family.name not in beaten]
-        if len(claims[cell]) != 1:
-            names = ", ".join(family.name for family in found)
-            raise SelectionError(
-                f"{cell}: expected one family to serve it; found {names}; name one with --family, "
-                "or let one say `supersedes` in its __init__.py"
-            )
-    return tuple((family, cell) for family, cell in rows if claims[cell] == [family])
-
-
-def _require(what: str, asked: tuple[str, ...], known: Iterable[str]) -> None:
-    for name in asked:
-        if name not in known:
-            raise SelectionError(f"{what}: expected one of {', '.join(sorted(known))}; found {name!r}")
-
-
 # ------------------------------------------------------------------ build
 
 
 def build(selection: Selection, executor: Executor, compiled: Progress, captured: Progress) -> list[BuiltCell]:
-    """Compile every kernel, then capture every cell's launches."""
+    """Compile every kernel, then capture every cell's launches. What the store has lost is made again."""
+    _forget_what_is_lost(selection)
     compile.compile_all(selection.workspace.store_root, selection.specs(), executor, compiled)
     return [_capture_cell(selection.workspace, family, cell, captured) for family, cell in selection.rows]
+
+
+def _forget_what_is_lost(selection: Selection) -> None:
+    """Take back the records of kernels whose bytes are missing or damaged, so that they are compiled again."""
+    store = selection.workspace.store
+    owners = {family.name: family for family, _ in selection.rows}
+    for spec, sm in selection.specs():
+        key = compile.record_key(owners[spec.family], spec, sm)
+        with store.making(compile.KIND, key):
+            body = store.record(compile.KIND, key)
+            if body is not None and not all(store.holds(body[name]) for name in ("cubin", "ptx", "host")):
+                store.drop_record(compile.KIND, key)
 
 
 def built_cells(selection: Selection) -> list[BuiltCell]:
@@ -145,11 +99,12 @@ def _artifact(workspace: Workspace, family: Family, step: Step, cell: Cell) -> A
 
 
 def identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[Artifact, ...], str]:
-    """A cell's artifacts, and the name of its record: cell, bytes, buffers, and the way launches are captured."""
+    """A cell's artifacts, and the name of its record: cell, bytes, plan, and the way launches are captured."""
     plan = family.plan(cell)
+    asked = [[vars(b) for b in plan.buffers], [[step.operands, step.scalars] for step in plan.steps]]
     artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
     method = [sha256(Path(module.__file__ or "").read_bytes()) for module in (capture, inspect)]
-    return artifacts, digest([cell.key, [a.to_json() for a in artifacts], [vars(b) for b in plan.buffers], method])
+    return artifacts, digest([cell.key, [a.to_json() for a in artifacts], asked, method])
 
 
 def _read_built(workspace: Workspace, family: Family, cell: Cell) -> BuiltCell:
@@ -200,7 +155,7 @@ def _launch(workspace: Workspace, step: Step, artifact: Artifact) -> Launch:
 
 def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.LaunchTrial]:
     """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
-    _require("family", (family,), discover())
+    require("family", (family,), discover())
     owner, store = discover()[family], workspace.store
     with ThreadPoolExecutor(4) as pool:
         specs = [step.spec for step in owner.plan(cell).steps]

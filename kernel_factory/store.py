@@ -65,12 +65,16 @@ class Store:
     root: Path
 
     def put_blob(self, data: bytes) -> str:
-        """Store bytes; their sha256 is returned."""
+        """Store bytes, in place of damaged ones too; their sha256 is returned."""
         name = sha256(data)
-        path = self._blob(name)
-        if not path.exists():
-            write_atomically(path, data)
+        if not self.holds(name):
+            write_atomically(self._blob(name), data)
         return name
+
+    def holds(self, name: str) -> bool:
+        """Whether the bytes of that sha256 are here, whole."""
+        path = self._blob(name)
+        return path.exists() and sha256(path.read_bytes()) == name
 
     def blob(self, name: str) -> bytes:
         """The bytes of that sha256. Raises StoreError if they are missing or differ."""
@@ -79,7 +83,7 @@ class Store:
             raise StoreError(f"blob {name}: expected in {self.root}; found none; run `kf build` to make it again")
         data = path.read_bytes()
         if sha256(data) != name:
-            raise StoreError(f"blob {name}: its bytes hash to {sha256(data)}; delete {path} and run `kf build`")
+            raise StoreError(f"blob {name}: its bytes hash to {sha256(data)}; run `kf build` to make it again")
         return data
 
     def put_record(self, kind: str, key: str, body: dict[str, Any]) -> None:
@@ -100,6 +104,10 @@ class Store:
         if not intact:
             raise StoreError(f"record {kind}/{key}: damaged; delete {path} and run the stage again")
         return body
+
+    def drop_record(self, kind: str, key: str) -> None:
+        """Forget a record, so that it is made again."""
+        self._record(kind, key).unlink(missing_ok=True)
 
     @contextmanager
     def making(self, kind: str, key: str) -> Iterator[None]:

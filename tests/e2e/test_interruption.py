@@ -186,6 +186,21 @@ def _killed(reference: Reference, stage: str, folder: Path, draw: random.Random,
     raise AssertionError(f"{stage}: expected to be running at one of ten moments; it had ended each time")
 
 
+def test_what_the_store_lost_is_built_again(reference: Reference, tmp_path: Path) -> None:
+    """A cubin cut short and a PTX that is gone: `kf build`, as the errors of the other stages say, brings both back."""
+    checkout = Checkout(tmp_path / "checkout")
+    shutil.copytree(reference.checkout.folder, checkout.folder)
+    bodies = [json.loads(data)["body"] for data in checkout.records("build").values()]
+    first, second = sorted((body for body in bodies if "cubin" in body), key=lambda body: body["symbol"])[:2]
+    blobs = checkout.store / "blobs"
+    (blobs / first["cubin"][:2] / first["cubin"]).write_bytes(b"")
+    (blobs / second["ptx"][:2] / second["ptx"]).unlink()
+    assert checkout.run("build")["compiled"] == 2
+    assert checkout.records("build") == reference.checkout.records("build")
+    _assert_nothing_half_written(checkout, [checkout.packaged()[manifests.FILE]])
+    assert checkout.run("build")["compiled"] == 0
+
+
 @pytest.mark.parametrize("trial", range(50 if LONG else 6))
 def test_killed_stage_is_completed_by_the_next(
     reference: Reference, tmp_path: Path, trial: int, record_property: Callable[[str, object], None]

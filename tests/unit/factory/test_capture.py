@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from kf_runtime.cell import Cell
 
-from kernel_factory import capture, elf, inspect
+from kernel_factory import capture, elf, inspect, pipeline
 from kernel_factory.built import BuiltCell
-from kernel_factory.family import Step, discover
+from kernel_factory.family import CellPlan, Step, discover
 from kernel_factory.pipeline import Selection
 
 
@@ -23,6 +25,23 @@ def _host(selection: Selection, built: BuiltCell, index: int) -> tuple[capture.H
         sm=artifact.sm,
     )
     return host, discover()[built.family].plan(built.cell).steps[index]
+
+
+def test_a_plan_that_changes_is_captured_again(selection: Selection, built: list[BuiltCell]) -> None:
+    """Other run-time integers for the same cubin are another launch, not the one that the store remembers."""
+    (family, cell), *_ = selection.rows
+
+    def smaller(asked: Cell) -> CellPlan:
+        plan = family.plan(asked)
+        first, *rest = plan.steps
+        return replace(plan, steps=(replace(first, scalars=(32, *first.scalars[1:])), *rest))
+
+    changed = replace(selection, rows=((replace(family, plan=smaller), cell),))
+    with ThreadPoolExecutor(1) as pool:
+        (found,) = pipeline.build(changed, pool, lambda *_: None, lambda *_: None)
+    before = next(known for known in built if known.cell == cell)
+    assert found.artifacts == before.artifacts
+    assert found.plan.launches[0] != before.plan.launches[0] and found.plan.launches[1:] == before.plan.launches[1:]
 
 
 @pytest.mark.parametrize("index", range(3))
