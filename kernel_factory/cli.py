@@ -340,7 +340,7 @@ def new(name: str, op: str) -> None:
     """Start a family: one folder that builds, proves and is admitted as it stands."""
     try:
         folder = scaffold.create(find().families, name, op)
-    except scaffold.ScaffoldError as error:
+    except (scaffold.ScaffoldError, *pipeline.CLEAR) as error:
         raise click.ClickException(str(error)) from error
     click.echo(
         f"{folder}: read kernel.py, then\n"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pkgutil
-import tomllib
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,12 @@ from kf_runtime.cell import Cell
 from kf_runtime.plan import Buffer
 
 import kernel_factory.families as families
+from kernel_factory.cells import read_cells
+from kernel_factory.toolchain import SMS
+
+
+class FamilyError(ValueError):
+    """A family that cannot be used as it stands: its folder, or what it plans for a cell."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -64,10 +70,33 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class CellPlan:
-    """What a family plans for one cell: the buffer table and the steps in order."""
+    """What a family plans for one cell: the buffer table and the steps in order.
+
+    Raises ValueError for what no launch could be made of: buffers of one name, other than one output, or one that no
+    step has; no step, or one with an operand that is no buffer or an integer that is no Int32.
+    """
 
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        names = [buffer.name for buffer in self.buffers]
+        outputs = [buffer.name for buffer in self.buffers if buffer.role == "output"]
+        used = {name for step in self.steps for name in step.operands}
+        _expect(len(set(names)) == len(names), "buffers: expected every name once", ", ".join(names))
+        _expect(len(outputs) == 1, "buffers: expected one of role output", ", ".join(outputs) or "none")
+        _expect(bool(self.steps), "steps: expected at least one", "none")
+        unknown = ", ".join(sorted(used - set(names)))
+        _expect(not unknown, f"operands: expected buffers among {', '.join(names)}", unknown)
+        _expect(set(outputs) <= used, f"operands: expected a step that has {outputs[0]}", "none")
+        for step in self.steps:
+            fit = all(type(value) is int and -(2**31) <= value < 2**31 for value in step.scalars)
+            _expect(fit, f"{step.spec.kernel}: scalars: expected Int32 values", str(step.scalars))
+
+
+def _expect(condition: bool, what: str, found: str) -> None:
+    if not condition:
+        raise ValueError(f"{what}; found {found}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +124,22 @@ class Family:
     package: str
     plan: Callable[[Cell], CellPlan]
     supersedes: tuple[str, ...] = ()
+
+    def planned(self, cell: Cell) -> CellPlan:
+        """``plan(cell)``. Raises FamilyError where there is none, or it is none that could be launched."""
+        if cell.op != self.op or cell.sm not in SMS:
+            expected = f"a cell of {self.op} on one of {', '.join(SMS)}"
+            raise FamilyError(f"{self.name}: expected {expected}; found {cell}")
+        try:
+            found: object = self.plan(cell)
+        except Exception as error:  # the author's own code, which may be anything
+            raise FamilyError(f"{self.name}: no plan for {cell}: {_told(error)}") from error
+        if not isinstance(found, CellPlan):
+            raise FamilyError(f"{self.name}: plan: expected a CellPlan; found {type(found).__name__}")
+        foreign = [step.spec.key for step in found.steps if step.spec.family != self.name]
+        if foreign:
+            raise FamilyError(f"{self.name}: plan: expected kernels of its own family; found {foreign[0]}")
+        return found
 
     @property
     def kernels(self) -> ModuleType:
@@ -124,24 +169,29 @@ class Family:
         return tuple(read_cells(self.folder / "cells.toml", self.op))
 
 
-def read_cells(path: Path, op: str) -> Iterator[Cell]:
-    """The product of every ``[[cells]]`` table in a cells.toml.
-
-    A field holds a value or a list of values. Raises ValueError naming file, table and field.
-    """
-    for index, table in enumerate(tomllib.loads(path.read_text())["cells"]):
-        rows: list[dict[str, Any]] = [{}]
-        for name, values in table.items():
-            if name not in Cell.__dataclass_fields__:
-                known = ", ".join(Cell.__dataclass_fields__)
-                raise ValueError(f"{path.name}: cells[{index}]: unknown field {name!r}; expected one of {known}")
-            choices = values if isinstance(values, list) else [values]
-            rows = [{**row, name: value} for value in choices for row in rows]
-        yield from (Cell(op=op, **row) for row in rows)
-
-
 def discover() -> dict[str, Family]:
-    """Every family by name, found by looking at the folders under ``families/``."""
+    """Every family by name, found by looking at the folders under ``families/``. Raises FamilyError."""
     names = sorted(m.name for m in pkgutil.iter_modules(families.__path__) if m.ispkg)
-    modules = (importlib.import_module(f"{families.__name__}.{name}") for name in names)
-    return {module.FAMILY.name: module.FAMILY for module in modules}
+    return {name: _imported(name) for name in names}
+
+
+def _imported(name: str) -> Family:
+    try:
+        module = importlib.import_module(f"{families.__name__}.{name}")
+    except Exception as error:  # the author's own code, which may be anything
+        raise FamilyError(f"families/{name}: does not import: {_told(error)}; mend it or move it away") from error
+    found: object = getattr(module, "FAMILY", None)
+    if not isinstance(found, Family) or found.name != name:
+        what = f"one named {found.name!r}" if isinstance(found, Family) else "none"
+        raise FamilyError(f"families/{name}/__init__.py: expected FAMILY, a Family named {name!r}; found {what}")
+    return found
+
+
+def _told(error: Exception) -> str:
+    """An error of an author's code, and where it was raised."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (raised at {Path(frame.filename).name}:{frame.lineno})"

@@ -45,7 +45,7 @@ class JitForm:
         self.name = family.name
         self.cells = cells
         self._family = family
-        self._plans = {cell: family.plan(cell) for cell in cells}
+        self._plans = {cell: family.planned(cell) for cell in cells}
         self._functions: dict[tuple[Cell, bool], Function] = {}
         self._lock = threading.Lock()
 

@@ -34,9 +34,11 @@ from kernel_factory.allowlist import Proved, Row
 from kernel_factory.artifact import Artifact
 from kernel_factory.bench import Bench, Target
 from kernel_factory.built import BuiltCell
+from kernel_factory.cells import CellsError
 from kernel_factory.evidence import Evidence
-from kernel_factory.family import Family, Step, discover
+from kernel_factory.family import Family, FamilyError, Step, discover
 from kernel_factory.proof import CHAINED_UP_TO
+from kernel_factory.reference import REFERENCES
 from kernel_factory.selection import Selection as Selection
 from kernel_factory.selection import SelectionError as SelectionError
 from kernel_factory.selection import matches as matches
@@ -56,6 +58,8 @@ class NotBuilt(Exception):
 CLEAR = (
     capture.CaptureError,
     compile.CompileError,
+    CellsError,
+    FamilyError,
     inspect.InspectError,
     NotBuilt,
     SelectionError,
@@ -100,7 +104,7 @@ def _artifact(workspace: Workspace, family: Family, step: Step, cell: Cell) -> A
 
 def identity(workspace: Workspace, family: Family, cell: Cell) -> tuple[tuple[Artifact, ...], str]:
     """A cell's artifacts, and the name of its record: cell, bytes, plan, and the way launches are captured."""
-    plan = family.plan(cell)
+    plan = family.planned(cell)
     asked = [[vars(b) for b in plan.buffers], [[step.operands, step.scalars] for step in plan.steps]]
     artifacts = tuple(_artifact(workspace, family, step, cell) for step in plan.steps)
     method = [sha256(Path(module.__file__ or "").read_bytes()) for module in (capture, inspect)]
@@ -126,7 +130,7 @@ def _capture_cell(workspace: Workspace, family: Family, cell: Cell, captured: Pr
 
 
 def _captured(workspace: Workspace, family: Family, cell: Cell, artifacts: tuple[Artifact, ...]) -> BuiltCell:
-    plan, store = family.plan(cell), workspace.store
+    plan, store = family.planned(cell), workspace.store
     launches = tuple(_launch(workspace, step, a) for step, a in zip(plan.steps, artifacts, strict=True))
     facts = tuple(
         inspect.inspect(store.blob(a.cubin), store.blob(a.ptx).decode(), launch)
@@ -157,8 +161,9 @@ def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.Launch
     """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
     require("family", (family,), discover())
     owner, store = discover()[family], workspace.store
+    require("op of a family", (owner.op,), REFERENCES)
     with ThreadPoolExecutor(4) as pool:
-        specs = [step.spec for step in owner.plan(cell).steps]
+        specs = [step.spec for step in owner.planned(cell).steps]
         keys = [compile.record_key(owner, spec, cell.sm) for spec in specs]
         located = [
             pool.submit(source_lines.located, store, spec, cell.sm, key) for spec, key in zip(specs, keys, strict=True)

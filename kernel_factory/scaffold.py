@@ -43,7 +43,8 @@ def ops() -> tuple[str, ...]:
 def create(families: Path, name: str, op: str) -> Path:
     """Write the folder of a new family, whole or not at all. Raises ScaffoldError."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ScaffoldError(f"name: expected lower-case letters, digits and underscores; found {name!r}")
+        expected = "lower-case letters, digits and underscores, a letter first, and no Python keyword"
+        raise ScaffoldError(f"name: expected {expected}; found {name!r}")
     if op not in ops():
         raise ScaffoldError(f"op: expected one of {', '.join(ops())}; found {op!r}")
     target = families / name

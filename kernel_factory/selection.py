@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from kf_runtime.cell import Cell
 
 from kernel_factory.family import Family, KernelSpec, discover
+from kernel_factory.reference import REFERENCES
 from kernel_factory.workspace import Workspace
 
 
@@ -25,7 +26,7 @@ class Selection:
 
     def specs(self) -> list[tuple[KernelSpec, str]]:
         """Every distinct (kernel, SM) of the cells, in a fixed order."""
-        return sorted({(step.spec, cell.sm) for family, cell in self.rows for step in family.plan(cell).steps})
+        return sorted({(step.spec, cell.sm) for family, cell in self.rows for step in family.planned(cell).steps})
 
 
 def select(
@@ -41,6 +42,7 @@ def select(
         for family, cell in rows
         if (not families or family.name in families) and (not sms or cell.sm in sms) and matches(cell, patterns)
     )
+    require("op of a family", tuple(family.op for family, _ in kept), REFERENCES)
     kept = _one_family_each(kept)
     if not kept:
         raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
