@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -32,7 +33,13 @@ from kernel_factory.store import write_atomically
 from kernel_factory.workspace import find
 
 console = cli_run.console
-_CLEAR = (*pipeline.CLEAR, executors.ExecutorError, package.PackageError, validate_stage.NotProved)
+_CLEAR = (
+    *pipeline.CLEAR,
+    executors.ExecutorError,
+    package.PackageError,
+    validate_stage.NotProved,
+    validate_stage.Unrunnable,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,9 @@ def _stage(function: Callable[..., None]) -> Callable[..., None]:
             function(options, **own)
         except _CLEAR as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            told = f"{error}; what was done is kept: mend this, then run the command again"
+            raise click.ClickException(told) from error
 
     command.__doc__ = function.__doc__
     command.__name__ = function.__name__
@@ -143,7 +153,8 @@ def validate(options: Options, seed: int, mutate: bool, second_opinion: bool, wh
     ran: list[int] = []
     runs: list[int] = []
     tasks = pipeline.proof_tasks(selection, seed)
-    pool = executors.choose(where, ProcessPoolExecutor(options.jobs), selection.workspace.store_root)
+    workers = ProcessPoolExecutor(options.jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))
+    pool = executors.choose(where, workers, selection.workspace.store_root)  # Ctrl-C: one word, not one trace a worker
     with _bar("prove", len(tasks)) as step, pool:
 
         def proved(task: Any, fresh: int) -> None:

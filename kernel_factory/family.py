@@ -24,6 +24,8 @@ import kernel_factory.families as families
 from kernel_factory.cells import read_cells
 from kernel_factory.toolchain import SMS
 
+_EXPECTATION = ("model", "Staged", "owned", "WRITES", "ROW_AXES")
+
 
 class FamilyError(ValueError):
     """A family that cannot be used as it stands: its folder, or what it plans for a cell."""
@@ -148,8 +150,18 @@ class Family:
 
     @property
     def expectation(self) -> ModuleType:
-        """The module with ``model``, ``owned``, ``WRITES`` and ``ROW_AXES``: what the kernels should compute."""
-        return importlib.import_module(f"{self.package}.model")
+        """The module with ``model``, ``owned``, ``WRITES`` and ``ROW_AXES``: what the kernels should compute.
+
+        Raises FamilyError where it does not import, or lacks one of them.
+        """
+        try:
+            found = importlib.import_module(f"{self.package}.model")
+        except Exception as error:  # the author's own code, which may be anything
+            raise FamilyError(f"{self.name}: model.py does not import: {_told(error)}") from error
+        missing = [name for name in _EXPECTATION if not hasattr(found, name)]
+        if missing:
+            raise FamilyError(f"{self.name}: model.py: expected {', '.join(_EXPECTATION)}; found no {missing[0]}")
+        return found
 
     def source_digest(self) -> str:
         """sha256 over what decides the family's machine code: its kernel sources and the compiler driver."""

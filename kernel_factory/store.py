@@ -53,6 +53,9 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file by itself
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

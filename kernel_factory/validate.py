@@ -20,6 +20,7 @@ from kf_runtime.cell import Cell
 from kernel_factory import parameters
 from kernel_factory.bench import Bench
 from kernel_factory.built import BuiltCell
+from kernel_factory.emulator.errors import LaunchError, PtxError
 from kernel_factory.evidence import Evidence
 from kernel_factory.family import discover
 from kernel_factory.proof import CHAINED_UP_TO, chained, merge, sampled
@@ -33,6 +34,10 @@ _METHOD: Final = ("bench.py", "proof.py", "reference.py", "sample.py")
 
 class NotProved(Exception):
     """A cell's emulated runs are not in the store."""
+
+
+class Unrunnable(Exception):
+    """A cell's kernels are nothing that the emulator could run: an opcode that it lacks, a launch that cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,7 @@ def _method(family: str) -> str:
     """sha256 of the code that decides what a proof says: the emulator, the measuring, the family's model."""
     folder = Path(__file__).parent
     files = [path for path in sorted(folder.glob("emulator/**/*.py")) if "driver" not in path.parts]
-    files += [folder / name for name in _METHOD] + [discover()[family].folder / "model.py"]
+    files += [folder / name for name in _METHOD] + [Path(str(discover()[family].expectation.__file__))]
     return digest([[path.name, sha256(path.read_bytes())] for path in files])
 
 
@@ -168,13 +173,19 @@ def run_task(task: Task) -> int:
         if not missing:
             return 0
         benches = [Bench.of(part.built, _texts(store, part.built), task.seed) for part in missing]
-        whole = missing[0].index is None
-        bodies = (
-            chained(benches) if whole else sampled([(b, p.index or 0) for b, p in zip(benches, missing, strict=True)])
-        )
-        for part, body in zip(missing, bodies, strict=True):
+        for part, body in zip(missing, _run(task, missing, benches), strict=True):
             store.put_record(KIND, part.key, body)
         return len(missing)
+
+
+def _run(task: Task, missing: list[Part], benches: list[Bench]) -> list[dict[str, Any]]:
+    """The bodies of the parts' records, in their order. Raises Unrunnable."""
+    try:
+        if missing[0].index is None:
+            return chained(benches)
+        return sampled([(bench, part.index or 0) for bench, part in zip(benches, missing, strict=True)])
+    except (PtxError, LaunchError) as error:  # a PtxError does not cross a process border
+        raise Unrunnable(f"{task.key}: {error}") from error
 
 
 def _legible(figures: dict[str, float]) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Checkout:
     def data(self) -> Path:
         return self.folder / "data"
 
-    def start(self, stage: str, cells: str = CELLS) -> subprocess.Popen[str]:
+    def start(self, stage: str, cells: str = CELLS, stderr: int | None = None) -> subprocess.Popen[str]:
         """The stage as the leader of a process group of its own."""
         environment = {
             **os.environ,
@@ -57,7 +57,9 @@ class Checkout:
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "runtime"))),
         }
         command = [sys.executable, "-m", "kernel_factory.cli", stage, "--sm", "sm_90a", "--cell", cells, "--json"]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        )
 
     def run(self, stage: str, cells: str = CELLS) -> dict[str, int]:
         """The stage's answer; it must succeed."""
@@ -199,6 +201,24 @@ def test_what_the_store_lost_is_built_again(reference: Reference, tmp_path: Path
     assert checkout.records("build") == reference.checkout.records("build")
     _assert_nothing_half_written(checkout, [checkout.packaged()[manifests.FILE]])
     assert checkout.run("build")["compiled"] == 0
+
+
+@pytest.mark.parametrize("stage", ["build", "validate"])
+def test_an_interrupt_is_a_word(reference: Reference, tmp_path: Path, stage: str) -> None:
+    """Ctrl-C reaches the stage and its workers, busy and idle: no traceback of any, and nothing is half-written."""
+    checkout = reference.before(stage, tmp_path)
+    before = checkout.inodes()
+    process = checkout.start(stage, ONE, stderr=subprocess.STDOUT)
+    while process.poll() is None and not checkout.inodes() - before:  # at work: it has taken a lock
+        time.sleep(0.005)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and said.split() == ["Aborted!"]
+    older = (reference.checkout.folder / "older" / manifests.FILE).read_bytes()
+    _assert_nothing_half_written(checkout, [older])
+    checkout.run(stage)
+    assert checkout.records(stage) == reference.checkout.records(stage)
 
 
 @pytest.mark.parametrize("trial", range(50 if LONG else 6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,9 +13,12 @@ import pytest
 from click.testing import CliRunner
 from kf_runtime.plan import Buffer
 
-from kernel_factory import families, scaffold
+from kernel_factory import families, scaffold, validate
+from kernel_factory.built import BuiltCell
 from kernel_factory.cli import main
-from kernel_factory.family import CellPlan, KernelSpec, Step, discover
+from kernel_factory.emulator.errors import PtxError
+from kernel_factory.family import CellPlan, FamilyError, KernelSpec, Step, discover
+from kernel_factory.pipeline import Selection
 
 NAME = "spoiled"
 KEY = "residual_layer_norm/inference/bf16.bf16/B1.N65.C128.D128/none/nomask/nobias/sm_90a"
@@ -135,6 +139,39 @@ def test_a_plan_that_is_none(folder: Path, plan: str, expected: str) -> None:
 def test_a_key_that_the_family_cannot_serve(folder: Path, key: str, expected: str) -> None:
     """Another op's cell, an SM that no kernel is built for, a call that the op does not have."""
     assert expected in said("run", NAME, "--cell", key)
+
+
+@pytest.mark.parametrize(
+    ("harm", "expected"),
+    [
+        (lambda file: file.unlink(), "model.py does not import: ModuleNotFoundError"),
+        (lambda file: spoil(file, "WRITES =", "WRITE ="), "expected model, Staged, owned, WRITES.*; found no WRITES"),
+    ],
+)
+def test_a_model_that_is_not_there(folder: Path, harm: Callable[[Path], Any], expected: str) -> None:
+    """The module that says what kernels should compute is asked for by name."""
+    harm(folder / "model.py")
+    with pytest.raises(FamilyError, match=expected):
+        _ = discover()[NAME].expectation
+
+
+def test_ptx_that_the_emulator_lacks(
+    selection: Selection, built: list[BuiltCell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kf validate` hears of it from a worker's process: the cell, the line and the reason, not a broken pool."""
+
+    def lacking(benches: object) -> None:
+        raise PtxError(7, "frobnicate.b32 %r1;", "no such opcode")
+
+    monkeypatch.setattr(validate, "chained", lacking)
+    monkeypatch.setattr(validate, "_measure_parameters", lambda store, task: None)
+    small = [cell for cell in built if validate.is_chained(cell)][:1]
+    (task,) = validate.tasks(selection.workspace.store_root, small, reroll=123456)
+    with pytest.raises(validate.Unrunnable) as caught:
+        validate.run_task(task)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert str(again).startswith(str(small[0].cell)) and "PTX line 7: no such opcode" in str(again)
 
 
 def test_no_word_of_python_is_a_family(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kernel_factory.cli import main
 from kernel_factory.store import Store, StoreError, digest, sha256, write_atomically
 
 
@@ -38,6 +41,30 @@ def test_a_damaged_blob_is_written_again(tmp_path: Path) -> None:
     assert not store.holds(name)
     store.put_blob(b"cubin")
     assert store.holds(name) and store.blob(name) == b"cubin"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says where there was no space, and neither a half-written file nor a temporary one stays."""
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store(root=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/blobs/"):
+            store.put_blob(b"cubin")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert store.blob(store.put_blob(b"cubin")) == b"cubin"
+
+
+def test_a_store_that_cannot_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kf build` says which path, that nothing is lost, and what to do; no traceback."""
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("KF_STORE", str(tmp_path / "file"))
+    done = CliRunner().invoke(main, ["build", "--family", "trimul_mma", "--sm", "sm_90a", "--cell", "B1.N64.C64"])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "Not a directory" in done.output and "run the command again" in done.output
 
 
 def test_missing_blob_names_the_next_step(tmp_path: Path) -> None:
