@@ -96,6 +96,7 @@ join: setup
 CLEAN ?= $(BUILD)/clean
 
 wheel-test:
+	@ls $(BUILD)/wheel/kf_runtime-*.whl >/dev/null 2>&1 || { echo "wheel-test: expected a wheel in $(BUILD)/wheel; run 'make join'"; exit 1; }
 	test -x $(CLEAN)/bin/python || $(PYTHON) -m venv $(CLEAN)
 	$(CLEAN)/bin/python -I -m pip install -q torch==2.13.0 $(BUILD)/wheel/kf_runtime-*.whl
 	$(CLEAN)/bin/python -I -m pip install -q --no-deps --force-reinstall $(BUILD)/wheel/kf_runtime-*.whl

@@ -101,8 +101,10 @@ def make(selection: Selection, sm: str, origin: Origin) -> Bundle:
 def read(path: Path) -> Bundle:
     """The bundle of a tar whose name is its SM's. Raises BundleError unless it is whole and agrees with itself."""
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, mode="r:") as tar:
             files = {entry.name: _contents(tar, entry) for entry in tar}
+        if STATEMENT not in files:
+            raise BundleError(f"expected {STATEMENT}; found none among {len(files)} files; fetch or make it again")
         statement = json.loads(files.pop(STATEMENT))
         bundle = Bundle(sm=path.stem, files=files, statement=statement)
         provenance.require_ours(statement, bundle.sm)

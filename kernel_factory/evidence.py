@@ -102,20 +102,24 @@ def _readable(data: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(field(name, data[name]) for name in sorted(data)) + "\n}\n"
 
 
+class EvidenceError(ValueError):
+    """A file that holds no evidence."""
+
+
 def read(path: Path) -> Evidence:
-    """Read an evidence file. Raises ValueError naming the file."""
+    """Read an evidence file. Raises EvidenceError naming the file."""
     try:
         return Evidence.from_json(json.loads(path.read_text()))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected an evidence file; {type(error).__name__}: {error}") from error
+        raise EvidenceError(f"{path}: expected an evidence file; {type(error).__name__}: {error}") from error
 
 
 def read_many(path: Path) -> list[Evidence]:
-    """Read a file that holds a list of evidence. Raises ValueError naming the file."""
+    """Read a file that holds a list of evidence. Raises EvidenceError naming the file."""
     try:
         return [Evidence.from_json(item) for item in json.loads(path.read_text())]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected a list of evidence; {type(error).__name__}: {error}") from error
+        raise EvidenceError(f"{path}: expected a list of evidence; {type(error).__name__}: {error}") from error
 
 
 def same(a: Evidence, b: Evidence) -> bool:

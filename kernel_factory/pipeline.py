@@ -59,6 +59,7 @@ CLEAR = (
     capture.CaptureError,
     compile.CompileError,
     CellsError,
+    evidences.EvidenceError,
     FamilyError,
     inspect.InspectError,
     NotBuilt,

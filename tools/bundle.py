@@ -53,6 +53,8 @@ def pack(sms: tuple[str, ...], patterns: tuple[str, ...], out: Path) -> None:
 def compare(sms: tuple[str, ...], patterns: tuple[str, ...], file: Path) -> None:
     """Compare a bundle with what this store holds; exit 1 where a hash differs."""
     given = bundle.read(file)
+    if sms != (given.sm,):
+        raise click.ClickException(f"--sm: expected {given.sm}, as {file} says; found {', '.join(sms)}")
     found = bundle.differences(given, pipeline.select(find(), (), sms, patterns))
     if found:
         raise click.ClickException("\n".join(found))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +24,7 @@ from kernel_factory.store import canonical, sha256
 from kernel_factory.validate import NotProved
 from kernel_factory.workspace import Workspace
 from tests.conftest import SMALL, Small
+from tests.e2e.conftest import ROOT
 
 SM = "sm_90a"
 ORIGIN = Origin(
@@ -190,6 +194,34 @@ def test_bundle_of_another_sm_is_refused(made: Bundle, tmp_path: Path) -> None:
     """A bundle under another SM's name is refused by its statement."""
     with pytest.raises(BundleError, match="sm: expected sm_80; found sm_90a"):
         bundle.read(_written(made, tmp_path, "sm_80"))
+
+
+def test_compare_takes_the_bundle_of_its_own_sm(made: Bundle, tmp_path: Path) -> None:
+    """`tools/bundle.py compare` with the tar of another SM is one sentence, not a line a kernel."""
+    command = [sys.executable, ROOT / "tools" / "bundle.py", "compare", "--sm", "sm_80", _written(made, tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: --sm: expected {SM}, as ") and done.stderr.endswith("; found sm_80\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda data: b"", "empty file"),
+        (lambda data: data[: len(data) // 2], "unexpected end of data"),
+        (gzip.compress, "invalid header"),
+    ],
+    ids=["empty", "cut", "compressed"],
+)
+def test_what_is_no_whole_tar_is_refused(
+    made: Bundle, tmp_path: Path, spoil: Callable[[bytes], bytes], reason: str
+) -> None:
+    """A file that is empty, cut short or compressed is refused in one line."""
+    path = _written(made, tmp_path)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(BundleError, match=reason) as caught:
+        bundle.read(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_sm_needs_its_bundle(made: Bundle, workspace: Workspace, tmp_path: Path) -> None:

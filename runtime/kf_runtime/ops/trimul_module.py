@@ -42,6 +42,9 @@ class TriangleMultiplicativeUpdate(nn.Module):
         if direction not in DIRECTIONS:
             raise ArgumentError("direction", expected="'outgoing' or 'incoming'", found=repr(direction))
         width = channels if hidden is None else hidden
+        for name, size in (("channels", channels), ("hidden", width)):
+            if size < 1:
+                raise ArgumentError(name, expected="at least 1", found=size)
         self.direction, self.eps, self.precision = direction, eps, precision
         self.norm_in = nn.LayerNorm(channels, eps=eps, device=device, dtype=dtype)
         self.p_in = nn.Linear(channels, 2 * width, bias=bias, device=device, dtype=dtype)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kf_runtime.cell import Cell
 
 from kernel_factory.admit import Admitted, Rejected, admit
+from kernel_factory.cli import main
 from kernel_factory.evidence import Evidence
 from kernel_factory.policy import Policy, read_policy
 
@@ -53,6 +55,16 @@ def reasons(found: Evidence) -> str:
     verdict = admit(found, policy())
     assert isinstance(verdict, Rejected)
     return "\n".join(verdict.reasons)
+
+
+def test_a_file_that_is_no_evidence_is_a_sentence(tmp_path: Path) -> None:
+    """`kf admit --device` of another file names it and takes nothing in."""
+    file = tmp_path / "evidence.json"
+    for text in ("# a page", '{"cell": 1}', "[1]"):
+        file.write_text(text)
+        done = CliRunner().invoke(main, ["admit", "--sm", "sm_90a", "--device", str(file)])
+        assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+        assert f"{file}: expected a list of evidence" in done.output
 
 
 def test_good_evidence_is_admitted() -> None:

@@ -79,6 +79,13 @@ def test_explain_checks_arguments_too() -> None:
         kf_runtime.explain("attention")
 
 
+def test_a_module_has_channels() -> None:
+    """Widths of 0 are errors by name as the module is made."""
+    for sizes, name in (((0,), "channels"), ((8, 0), "hidden")):
+        with pytest.raises(ArgumentError, match=f"{name}: expected at least 1; found 0"):
+            kf_runtime.TriangleMultiplicativeUpdate(*sizes)
+
+
 def test_shape_queries_reject_shapes_that_are_no_pair() -> None:
     """The shape queries name the argument as well."""
     query = kf_runtime.triangle_multiplicative_update_inference_shape_is_supported
