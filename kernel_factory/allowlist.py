@@ -15,6 +15,10 @@ from kernel_factory.store import write_atomically
 _HEADER = "# Written by `kf admit`. Review it as a diff; do not edit it.\n"
 
 
+class AllowlistError(ValueError):
+    """A file that is no allow-list."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proved:
     """One piece of evidence behind a row: the product it names, its level and its digest."""
@@ -63,7 +67,7 @@ def write(folder: Path, op: str, sm: str, rows: list[Row]) -> bool:
 
 
 def read(folder: Path, op: str, sm: str) -> list[Row]:
-    """The rows of an allow-list, none where there is no file. Raises ValueError naming the file."""
+    """The rows of an allow-list, none where there is no file. Raises AllowlistError naming the file."""
     path = path_of(folder, op, sm)
     if not path.exists():
         return []
@@ -79,4 +83,5 @@ def read(folder: Path, op: str, sm: str) -> list[Row]:
             for table in tables
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected an allow-list written by `kf admit`; {error}; run `kf admit`") from error
+        told = f"{path}: expected an allow-list written by `kf admit`; {error}; restore it (`git checkout`)"
+        raise AllowlistError(told) from error

@@ -279,7 +279,12 @@ def inspect_command(options: Options) -> None:
 def verify(options: Options) -> None:
     """Rebuild every cubin from nothing and compare its hash with cubins.lock."""
     selection = options.selection
-    locked = {(row["kernel"], row["sm"]): row["cubin"] for row in json.loads(selection.workspace.lock.read_text())}
+    try:
+        rows = json.loads(selection.workspace.lock.read_text())
+        locked = {(row["kernel"], row["sm"]): row["cubin"] for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        told = f"{selection.workspace.lock}: expected the rows that `kf package` writes; found {error}; restore it"
+        raise click.ClickException(told) from error
     with tempfile.TemporaryDirectory(prefix="kf-verify-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         specs = selection.specs()
         with _bar("rebuild", len(specs)) as step:

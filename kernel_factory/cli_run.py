@@ -32,14 +32,17 @@ class Run:
             cell = Cell.parse(self.key)
             launches = pipeline.try_cell(find(), self.family, cell)
             called = pipeline.try_jit(find(), self.family, cell) if self.jit else None
-        except (*pipeline.CLEAR, jit_trial.JitTrialError, CellKeyError, ValueError) as error:
+        except (*pipeline.CLEAR, jit_trial.JitTrialError, CellKeyError, ValueError, OSError) as error:
             raise click.ClickException(f"{error}{self._hint(error)}") from error
         title = f"{self.family}: {cell}"
         if called is not None:
             console.print(_told(called))
         trial_view.show(console, title, launches)
         if self.html is not None:
-            trial_view.save_html(self.html, title, launches)
+            try:
+                trial_view.save_html(self.html, title, launches)
+            except OSError as error:
+                raise click.ClickException(f"--html: {error}") from error
         if not all(launch.admissible for launch in launches) or (called is not None and not called.right):
             raise SystemExit(1)
 

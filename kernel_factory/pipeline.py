@@ -56,6 +56,7 @@ class NotBuilt(Exception):
 
 #: Errors that say all an author needs to know.
 CLEAR = (
+    allowlist.AllowlistError,
     capture.CaptureError,
     compile.CompileError,
     CellsError,
@@ -63,6 +64,7 @@ CLEAR = (
     FamilyError,
     inspect.InspectError,
     NotBuilt,
+    policy.PolicyError,
     SelectionError,
     StoreError,
     toolchain.ToolchainError,
@@ -170,7 +172,7 @@ def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.Launch
             pool.submit(source_lines.located, store, spec, cell.sm, key) for spec, key in zip(specs, keys, strict=True)
         ]
         bench, texts = _bench(workspace, owner, cell)
-        demands = policy.read_policy(workspace.policy)[cell.op]
+        demands = policy.policy_of(workspace.policy, cell.op)
         bars = trial.Bars(wavefronts=demands.wavefronts, traffic=demands.traffic)
         launches = trial.run(bench, texts, bars)
         sources = [source_lines.match(text, lines.result()) for text, lines in zip(texts, located, strict=True)]
@@ -218,8 +220,8 @@ def emulated(selection: Selection) -> list[tuple[BuiltCell, Evidence]]:
 
 def judge(workspace: Workspace, pairs: list[tuple[BuiltCell, Evidence]]) -> list[tuple[Evidence, Verdict]]:
     """The verdict on every piece of emulated evidence."""
-    policies = policy.read_policy(workspace.policy)
-    return [(evidence, admission.admit(evidence, policies[built.cell.op])) for built, evidence in pairs]
+    demands = {op: policy.policy_of(workspace.policy, op) for op in {built.cell.op for built, _ in pairs}}
+    return [(evidence, admission.admit(evidence, demands[built.cell.op])) for built, evidence in pairs]
 
 
 def _distinct(selection: Selection) -> Iterator[tuple[BuiltCell, tuple[str, ...], list[int]]]:
@@ -316,12 +318,12 @@ def _row(workspace: Workspace, evidence: Evidence, verdict: Admitted) -> Row:
 
 
 def _device_evidence(workspace: Workspace, cell: Cell) -> Iterator[Evidence]:
-    policies = policy.read_policy(workspace.policy)
+    demands = policy.policy_of(workspace.policy, cell.op)
     for level in ("device", "timed"):
         path = evidences.path_of(workspace.evidence, cell, level)
         if path.exists():
             found = evidences.read(path)
-            if isinstance(admission.admit(found, policies[cell.op]), Admitted):
+            if isinstance(admission.admit(found, demands), Admitted):
                 yield found
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
+class PolicyError(ValueError):
+    """A policy file that cannot be read, or says nothing of an op."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """The bars of one op. Ratios and relative errors, except ``stack_bytes``.
@@ -30,11 +34,23 @@ class Policy:
 
 
 def read_policy(path: Path) -> dict[str, Policy]:
-    """Every op's policy. Raises ValueError naming the op and the field."""
+    """Every op's policy. Raises PolicyError naming the file, the op and the field."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{path}: expected a table for every op; found {error}") from error
     policies = {}
-    for op, table in tomllib.loads(path.read_text()).items():
+    for op, table in tables.items():
         try:
             policies[op] = Policy(**{**table, "modes": tuple(table["modes"])})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{path.name}: [{op}]: {error}") from error
+            raise PolicyError(f"{path.name}: [{op}]: {error}") from error
     return policies
+
+
+def policy_of(path: Path, op: str) -> Policy:
+    """What the file says of one op. Raises PolicyError."""
+    policies = read_policy(path)
+    if op not in policies:
+        raise PolicyError(f"{path}: expected a table [{op}]; found {', '.join(policies) or 'none'}")
+    return policies[op]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from kf_runtime import manifest as manifests
 from kf_runtime.cell import Cell
 
 from kernel_factory import allowlist, package
 from kernel_factory.allowlist import Proved, Row
 from kernel_factory.built import BuiltCell
+from kernel_factory.cli import main
 from kernel_factory.pipeline import Selection
+from tests.conftest import Small
 
 CELL = Cell(op="triangle_multiplicative_update", B=1, N=64, C=128, D=128, direction="outgoing", mask=True, sm="sm_90a")
 ROW = Row(
@@ -91,3 +95,36 @@ def test_lock_lists_every_cubin_once(selection: Selection, built: list[BuiltCell
     for cell in built:
         for artifact in cell.artifacts:
             assert data.count(artifact.cubin.encode()) == 1
+
+
+LIST = "triangle_multiplicative_update/sm_90a.toml"
+
+
+@pytest.mark.parametrize(
+    ("stage", "file", "text", "expected"),
+    [
+        ("admit", "policy.toml", None, "expected a table for every op; found [Errno 2]"),
+        ("report", "policy.toml", "[x", "expected a table for every op; found Expected"),
+        ("admit", "policy.toml", "", "expected a table [triangle_multiplicative_update]; found none"),
+        ("admit", "policy.toml", "[triangle_multiplicative_update]\nmodes = []\n", "missing 9 required"),
+        ("admit", LIST, "[[cell", "restore it (`git checkout`)"),
+        ("package", LIST, "[[cell", "restore it (`git checkout`)"),
+    ],
+)
+def test_a_damaged_committed_file_is_a_sentence(
+    small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: str, file: str, text: str | None,
+    expected: str,
+) -> None:  # fmt: skip
+    """Policy and allow-lists that do not parse, or say nothing of the op: the stage that reads them names the file."""
+    workspace = small.selection.workspace
+    copy = tmp_path / "allowlists"
+    shutil.copytree(workspace.allowlists, copy)
+    (copy / file).unlink()
+    if text is not None:
+        (copy / file).write_text(text)
+    monkeypatch.setenv("KF_ALLOWLISTS", str(copy))
+    monkeypatch.setenv("KF_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("KF_STORE", str(workspace.store_root))
+    done = CliRunner().invoke(main, [stage, "--sm", "sm_90a", "--cell", "B1.N64.C64.D64/incoming/mask"])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert Path(file).name in done.output and expected in done.output
