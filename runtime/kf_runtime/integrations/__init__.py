@@ -30,9 +30,7 @@ def install(*packages: str) -> tuple[str, ...]:
     A second call changes nothing. Raises ArgumentError for a name that is no target, ImportError for a
     named package that cannot be imported.
     """
-    unknown = [name for name in packages if name not in TARGETS]
-    if unknown:
-        raise ArgumentError("packages", expected=f"names among {', '.join(TARGETS)}", found=", ".join(unknown))
+    _check(packages)
     wanted = packages or tuple(name for name in TARGETS if importlib.util.find_spec(name) is not None)
     for name in wanted:
         if name not in _installed:
@@ -43,11 +41,21 @@ def install(*packages: str) -> tuple[str, ...]:
 
 
 def uninstall(*packages: str) -> tuple[str, ...]:
-    """Restore what ``install`` replaced, for the packages named or all; the names restored."""
+    """Restore what ``install`` replaced, for the packages named or all; the names restored.
+
+    Raises ArgumentError for a name that is no target.
+    """
+    _check(packages)
     wanted = tuple(name for name in packages or tuple(_installed) if name in _installed)
     for name in wanted:
         _installed.pop(name).restore()
     return wanted
+
+
+def _check(packages: tuple[object, ...]) -> None:
+    unknown = [str(name) for name in packages if not isinstance(name, str) or name not in TARGETS]
+    if unknown:
+        raise ArgumentError("packages", expected=f"names among {', '.join(TARGETS)}", found=", ".join(unknown))
 
 
 verify = verification.verify

@@ -46,7 +46,7 @@ def verify(layer: nn.Module, pair: Tensor | None = None, mask: Tensor | None = N
     random ``[1, 33, 33, C]`` in the dtype of the layer's parameters. Raises ArgumentError for a layer
     whose class ``install`` has not patched.
     """
-    patched = type(layer).forward
+    patched = getattr(type(layer), "forward", None)
     original = getattr(patched, "kf_original", None)
     if original is None:
         raise ArgumentError("layer", expected="a layer of a class that install() patched", found=type(layer).__name__)
@@ -60,7 +60,7 @@ def verify(layer: nn.Module, pair: Tensor | None = None, mask: Tensor | None = N
         pair = _pair(trial, generator)
     if mask is None:
         mask = (torch.rand(pair.shape[:-1], generator=generator) > 0.1).to(pair)
-    found = patched.kf_read(trial)  # type: ignore[attr-defined]
+    found = patched.kf_read(trial)  # type: ignore[union-attr]
     before = _hits()
     ours = trial(pair.clone(), mask)
     kernels = _hits() - before
