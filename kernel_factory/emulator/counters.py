@@ -162,8 +162,12 @@ class Counting:
 
     def _irregular(self, threads: np.ndarray, flat: np.ndarray, nbytes: int, entry: list[int]) -> None:
         """Accesses of some lanes of each warp."""
-        warps, row = np.unique(threads >> 5, return_inverse=True)
-        table = np.full((warps.shape[0], 32), -1, np.int64)
+        warps = threads >> 5
+        if (warps[1:] >= warps[:-1]).all():
+            row = np.cumsum(np.append(False, warps[1:] != warps[:-1]))
+        else:
+            row = np.unique(warps, return_inverse=True)[1]
+        table = np.full((int(row.max()) + 1, 32), -1, np.int64)
         table[row, threads & 31] = flat
         entry[0] += wavefronts(table, nbytes)
         entry[1] += int((-(-np.bincount(row) * nbytes // 128)).sum())

@@ -45,6 +45,11 @@ def threads_of(M: object, sel: object) -> np.ndarray:
     return M.threads if sel is None else M.threads[sel]
 
 
+def distinct(ordered: np.ndarray) -> np.ndarray:
+    """The distinct values of an array that is in order: ``np.unique`` without its sort or its hashes."""
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if ordered.size else ordered
+
+
 @runtime
 def special(M: object, sel: object, name: str, dtype: type) -> np.ndarray:
     a = M.specials[name] if sel is None else read_lanes(M.specials[name], sel)

@@ -15,7 +15,7 @@ from . import clusters, cta_barriers, deadlock, partial_warps
 from .async_copies import AsyncCopies
 from .blocks import Block
 from .errors import Fault
-from .lanes import write_lanes
+from .lanes import distinct, write_lanes
 from .mbarriers import Mbarriers
 from .memory import RED_ZONE
 from .specials import special_registers
@@ -288,7 +288,7 @@ class Machine:
         if width == 128:
             return self._meet_warpgroups(here, lanes)
         full = here.reshape(-1, width).all(axis=1)
-        mine = np.unique(lanes // width)
+        mine = distinct(lanes // width)
         mine = mine[full[mine]]
         if not mine.size:
             return None

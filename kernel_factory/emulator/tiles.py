@@ -241,7 +241,10 @@ class Tiles:
     def _positions(self, descriptors, rows, mn_major, line, groups) -> np.ndarray:
         """Chunk numbers of a matrix in a CTA's shared memory, for each warpgroup (or one for all)."""
         M = self.M
-        values, inverse = np.unique(descriptors, return_inverse=True)
+        if (descriptors == descriptors[0]).all():
+            values, inverse = descriptors[:1], None
+        else:
+            values, inverse = np.unique(descriptors, return_inverse=True)
         tables = []
         for value in values.tolist():
             key = (value, rows, mn_major)

@@ -98,8 +98,8 @@ def steer(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 
 def _warps(issue: Issue) -> np.ndarray:
-    """Warp numbers (slot * CTAs + CTA) of its threads."""
-    return np.unique(issue.threads >> 5)
+    """Warp numbers (slot * CTAs + CTA) of its threads; without a guard these are whole warps."""
+    return issue.threads[::32] >> 5 if issue.chosen is None else np.unique(issue.threads >> 5)
 
 
 @runtime
