@@ -8,14 +8,11 @@ released, and what it sees there is known after the next fence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .ptx.records import Instruction
-
-if TYPE_CHECKING:
-    from .races import Access
+from .shadow import Access
 
 _ORDERS = {"acquire", "release", "acq_rel", "relaxed", "volatile", "mmio"}
 _FENCES = {"sc", "acq_rel", "acquire", "release"}

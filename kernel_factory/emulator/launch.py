@@ -14,7 +14,8 @@ from .errors import Fault, Finding, LaunchError
 from .machine import Machine
 from .memory import HostMemory, Memory
 from .module import Kernel
-from .races import GlobalRaces, SharedRaces, UnsetRegisters, shadow_bytes
+from .races import GlobalRaces, SharedRaces, UnsetRegisters
+from .shadow import shadow_bytes
 
 MODES = ("lockstep", "warp-serial", "race")
 # Threads in a batch, measured best on GEMMs (1 core, NumPy 2.4): small enough that registers stay in cache.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .partial_releases import MANY
-from .shadow import Places
+from .shadow import Access, Places
 
 
 def shared_atomic(race: object, threads: np.ndarray, flat: np.ndarray, nbytes: int, line: int) -> None:
@@ -35,7 +35,7 @@ def shared_atomic(race: object, threads: np.ndarray, flat: np.ndarray, nbytes: i
         race.flags.leave(by, race.strong[line])
 
 
-def after_atomics(race: object, by: object, what: str) -> None:
+def after_atomics(race: object, by: Access, what: str) -> None:
     """A plain access: other warps' atomics on its cells must be known, and its lane have met those of its own warp."""
     if by.line in race.strong:
         return

@@ -9,20 +9,17 @@ uninitialised memory. Data that TMA has landed belongs to the mbarrier it comple
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from .emitter import NUMPY, size_of
 from .errors import Fault
 from .flags import SharedFlags, strong_lines
 from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
 from .partial_releases import MANY, TOGETHER, PartialReleases
 from .race_atomics import after_atomics
-from .shadow import Places
+from .shadow import Access, Places, cell_bytes
 
-__all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters", "shadow_bytes"]
+__all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters"]
 
 _WAIT = "wait for the copy's group (cp.async.wait_group), then bar.sync, or for its mbarrier phase, before touching it"
 _CURES = {
@@ -43,49 +40,6 @@ _CURES = {
     "mbarrier-plain-access": "use mbarrier.inval, and a barrier, before the bytes hold anything else",
     "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
 }
-
-
-def cell_bytes(program: object) -> int:
-    """Smallest shared access of a kernel, between 1 and 16 bytes."""
-    smallest = 16
-    for ins in program.kernel.instructions:
-        if ins.opcode in ("ld", "st") and not {"global", "param", "local"} & set(ins.modifiers):
-            count = next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
-            smallest = min(smallest, count * size_of(NUMPY[ins.modifiers[-1]]))
-        elif ins.opcode == "cp" and ins.modifiers[:2] in (("async", "ca"), ("async", "cg")):
-            smallest = min(smallest, ins.operands[2].value)
-        elif ins.opcode == "wmma":
-            smallest = 1
-        elif ins.opcode in ("atom", "red") and "global" not in ins.modifiers:
-            smallest = min([smallest, *(size_of(NUMPY[m]) for m in ins.modifiers if m in NUMPY)])
-    return smallest
-
-
-def shadow_bytes(program: object, config: object) -> int:
-    """About how many bytes the shadow of one CTA's shared memory takes."""
-    cells = (program.layout.static_shared + config.dynamic_shared) // cell_bytes(program) + 64
-    warps = config.threads // 32
-    return 4 * cells * (3 + warps * config.shape.size + warps + -(-warps // 4))
-
-
-@dataclass(slots=True)
-class Access:
-    """Cells that threads touch at one line, and whose those threads are: ``local`` is column and lane in one number.
-
-    ``whole``: the warp acts as one. ``proxy``: by the async proxy. ``clocks``: what a whole warpgroup knows, and has
-    fenced, where not each warp counts by itself.
-    """
-
-    threads: np.ndarray
-    places: Places
-    line: int
-    cta: np.ndarray
-    warp: np.ndarray
-    column: np.ndarray
-    local: np.ndarray
-    whole: bool = False
-    proxy: bool = False
-    clocks: list[np.ndarray] | None = None
 
 
 class SharedRaces(Ordering):
