@@ -38,11 +38,10 @@ from kernel_factory.cells import CellsError
 from kernel_factory.evidence import Evidence
 from kernel_factory.family import Family, FamilyError, Step, discover
 from kernel_factory.proof import CHAINED_UP_TO
-from kernel_factory.reference import REFERENCES
 from kernel_factory.selection import Selection as Selection
 from kernel_factory.selection import SelectionError as SelectionError
 from kernel_factory.selection import matches as matches
-from kernel_factory.selection import require
+from kernel_factory.selection import require, require_reference
 from kernel_factory.selection import select as select
 from kernel_factory.store import StoreError, digest, sha256
 from kernel_factory.workspace import Workspace
@@ -164,9 +163,9 @@ def try_cell(workspace: Workspace, family: str, cell: Cell) -> list[trial.Launch
     """Build one cell, shipped or not, and run it for its author. Raises SelectionError for an unknown family."""
     require("family", (family,), discover())
     owner, store = discover()[family], workspace.store
-    require("op of a family", (owner.op,), REFERENCES)
+    specs = [step.spec for step in owner.planned(cell).steps]
+    require_reference(cell)
     with ThreadPoolExecutor(4) as pool:
-        specs = [step.spec for step in owner.planned(cell).steps]
         keys = [compile.record_key(owner, spec, cell.sm) for spec in specs]
         located = [
             pool.submit(source_lines.located, store, spec, cell.sm, key) for spec, key in zip(specs, keys, strict=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from kf_runtime.cell import Cell
+from kf_runtime.cell import DIRECTIONS, NO_DIRECTION, Cell
 
 Tensors = dict[str, torch.Tensor]
 
@@ -21,10 +21,12 @@ Tensors = dict[str, torch.Tensor]
 class Reference:
     """Inputs and oracle of an op.
 
-    ``input_sets(cell)`` names the sets that apply. ``inputs(cell, name, seed)`` draws one.
+    ``directions`` are those that its cells may have. ``input_sets(cell)`` names the sets that apply.
+    ``inputs(cell, name, seed)`` draws one.
     ``call(cell, inputs)`` calls the op itself.
     """
 
+    directions: tuple[str, ...]
     input_sets: Callable[[Cell], tuple[str, ...]]
     inputs: Callable[[Cell, str, int], Tensors]
     call: Callable[[Cell, Tensors], torch.Tensor]
@@ -145,11 +147,14 @@ def residual_norm_call(cell: Cell, inputs: Tensors) -> torch.Tensor:
     return residual_layer_norm(**inputs)
 
 
-TRIMUL: Final = Reference(input_sets=_trimul_sets, inputs=trimul_inputs, call=trimul_call)
+TRIMUL: Final = Reference(directions=DIRECTIONS, input_sets=_trimul_sets, inputs=trimul_inputs, call=trimul_call)
 REFERENCES: Final = {
     "triangle_multiplicative_update": TRIMUL,
     "residual_layer_norm": Reference(
-        input_sets=lambda cell: ("random", "mean-1000"), inputs=residual_norm_inputs, call=residual_norm_call
+        directions=(NO_DIRECTION,),
+        input_sets=lambda cell: ("random", "mean-1000"),
+        inputs=residual_norm_inputs,
+        call=residual_norm_call,
     ),
 }
 trimul_oracle: Final = TRIMUL.oracle

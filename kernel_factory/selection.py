@@ -42,7 +42,8 @@ def select(
         for family, cell in rows
         if (not families or family.name in families) and (not sms or cell.sm in sms) and matches(cell, patterns)
     )
-    require("op of a family", tuple(family.op for family, _ in kept), REFERENCES)
+    for cell in {(cell.op, cell.direction): cell for _, cell in kept}.values():
+        require_reference(cell)
     kept = _one_family_each(kept)
     if not kept:
         raise SelectionError(f"no cell matches {', '.join(patterns) or 'the filters'}; `kf cells` prints every key")
@@ -69,6 +70,12 @@ def _one_family_each(rows: tuple[tuple[Family, Cell], ...]) -> tuple[tuple[Famil
                 "or let one say `supersedes` in its __init__.py"
             )
     return tuple((family, cell) for family, cell in rows if claims[cell] == [family])
+
+
+def require_reference(cell: Cell) -> None:
+    """Raises SelectionError where the cell's op is not known, or is never called as the cell says."""
+    require("op of a family", (cell.op,), REFERENCES)
+    require(f"direction of {cell.op}", (cell.direction,), REFERENCES[cell.op].directions)
 
 
 def require(what: str, asked: tuple[str, ...], known: Iterable[str]) -> None:

@@ -80,6 +80,11 @@ FOLDERS: tuple[tuple[str, Callable[[Path], Any], str], ...] = (
     ("none", lambda f: (f / "__init__.py").write_text(""), "expected FAMILY, a Family named 'spoiled'; found none"),
     ("other", lambda f: spoil(f / "__init__.py", f'name="{NAME}"', 'name="b"'), "found one named 'b'"),
     ("op", lambda f: spoil(f / "__init__.py", 'op="residual', 'op="residue'), "op of a family: expected one of"),
+    (
+        "direction",
+        lambda f: spoil(f / "cells.toml", '= "none"', '= "incoming"'),
+        "direction of residual_layer_norm: expected one of none; found 'incoming'",
+    ),
 )
 
 
