@@ -1,8 +1,9 @@
 """Bulk and tensor copies in flight. They land as late as is legal, so that a missing wait shows.
 
 A copy that completes on an mbarrier lands when nothing else can run: in lockstep all of them together, else one of
-those whose barrier somebody waits for. A copy of a bulk group reads its source and writes its target at the wait
-that covers it (PTX ISA 9.7.9.25.3, 9.7.9.25.6), or at the end of the kernel.
+those whose barrier somebody waits for. A copy of a bulk group reads its source at the wait that covers it, and writes
+its target there too unless that wait is a ``.read``: then at the next full wait, or at the end of the kernel (PTX ISA
+9.7.9.25.3, 9.7.9.25.6).
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ _AFTER_COPIES = Arrival(what="cp.async.mbarrier.arrive")
 
 
 class AsyncCopies:
-    """Queues of one batch. A job has ``threads`` (one a copy), ``line``, and ``land(M)``; loads also ``barriers``."""
+    """Queues of one batch. A job has ``threads`` (one a copy), ``line``, and ``land(M)``.
+
+    Loads also have ``barriers``; stores have ``groups``, ``part(keep)``, and ``capture(M)``, which reads the sources.
+    """
 
     def __init__(self, machine: object) -> None:
         self.M = machine
         self.loads: list = []
         self.stores: list = []
+        self.written: list = []  # stores whose sources a .read wait has found read
         self.arrivals: list[tuple[np.ndarray, np.ndarray, int]] = []
         self.groups = np.zeros(machine.T, np.int32)
 
@@ -42,23 +47,21 @@ class AsyncCopies:
     def commit(self, threads: np.ndarray) -> None:
         self.groups[threads] += 1
 
-    def wait(self, threads: np.ndarray, left: int) -> None:
-        """Land all but the newest ``left`` groups of these threads."""
-        if not self.stores:
+    def wait(self, threads: np.ndarray, left: int, read: bool) -> None:
+        """All but the newest ``left`` groups of these threads land; with ``read``, only their sources are read."""
+        if not self.stores and (read or not self.written):
             return
         limit = np.full(self.M.T, -1, np.int32)
         limit[threads] = self.groups[threads] - left
-        rest = []
-        for job in self.stores:
-            done = job.groups < limit[job.threads]
-            if done.all():
-                job.land(self.M)
-            elif done.any():
-                job.part(done).land(self.M)
-                rest.append(job.part(~done))
-            else:
-                rest.append(job)
-        self.stores = rest
+        done, self.stores = _covered(self.stores, limit)
+        if read:
+            for job in done:
+                job.capture(self.M)
+            self.written += done
+            return
+        before, self.written = _covered(self.written, limit)
+        for job in before + done:
+            job.land(self.M)
         self.M.changed()
 
     def advance(self) -> bool:
@@ -111,6 +114,8 @@ class AsyncCopies:
 
     def finish(self) -> None:
         """The end of the kernel: what nobody has waited for is a finding, and lands."""
+        for job in self.written:
+            job.land(self.M)
         for job in (*self.loads, *self.stores):
             self.M.report(
                 "async-not-waited", job.line,
@@ -119,4 +124,19 @@ class AsyncCopies:
                 int(job.threads[0]),
             )  # fmt: skip
             job.land(self.M)
-        self.loads, self.stores = [], []
+        self.loads, self.stores, self.written = [], [], []
+
+
+def _covered(jobs: list, limit: np.ndarray) -> tuple[list, list]:
+    """Jobs, or parts of them, in groups below their threads' limits; and the rest."""
+    inside, rest = [], []
+    for job in jobs:
+        done = job.groups < limit[job.threads]
+        if done.all():
+            inside.append(job)
+        elif done.any():
+            inside.append(job.part(done))
+            rest.append(job.part(~done))
+        else:
+            rest.append(job)
+    return inside, rest

@@ -6,7 +6,7 @@ belong to the bulk group of their thread.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,41 +91,76 @@ def bulk_commit(issue: Issue) -> None:
 @emits("cp.async.bulk.wait_group", writes=False)
 def wait(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
     """Wait until at most N bulk groups of the thread are pending; with .read, until their sources are read."""
-    mods.take("read")
+    read = bool(mods.take("read"))
     (left,) = e.operands(1)
     if not isinstance(left, Immediate):
         raise e.fail("the count of wait_group is no constant")
-    e.line(f"bulk_wait({e.issue()}, {left.value})")
+    e.line(f"bulk_wait({e.issue()}, {left.value}, {read})")
 
 
 @runtime
-def bulk_wait(issue: Issue, left: int) -> None:
+def bulk_wait(issue: Issue, left: int, read: bool) -> None:
     M, threads = issue.M, issue.threads
     if threads.size:
-        M.async_copies.wait(threads, left)
+        M.async_copies.wait(threads, left, read)
         if M.race:
             M.race.bulk_waited(threads, left)
 
 
 # -- run time ---------------------------------------------------------------------------------------------------------
 class Line:
-    """One bulk copy of ``size`` bytes for each thread. ``move(M, i)`` moves the bytes of copy i."""
+    """One bulk copy of ``size`` bytes for each thread, on its mbarrier. ``move(M, i)`` moves the bytes of copy i."""
 
-    def __init__(self, move, threads, line, size, barriers=None, groups=None) -> None:
-        self.move, self.threads, self.line, self.size = move, threads, line, size
-        self.barriers, self.groups = barriers, groups
-        self.rows = np.arange(threads.size)
-
-    def part(self, keep: np.ndarray) -> Line:
-        out = Line(self.move, self.threads[keep], self.line, self.size[keep], self.barriers, self.groups[keep])
-        out.rows = self.rows[keep]
-        return out
+    def __init__(self, move, threads, line, size, barriers) -> None:
+        self.move, self.threads, self.line, self.size, self.barriers = move, threads, line, size, barriers
 
     def land(self, M: object) -> None:
-        for row in self.rows:
-            self.move(M, int(row))
-        if self.barriers is not None:
-            M.mbarriers.complete(self.barriers, self.size, self.line, int(self.threads[0]))
+        for i in range(self.threads.size):
+            self.move(M, i)
+        M.mbarriers.complete(self.barriers, self.size, self.line, int(self.threads[0]))
+
+
+@dataclass(slots=True)
+class BulkStore:
+    """Bulk copies to (buffer, first byte) ``places`` in global memory; ``groups`` is filled in by the queue."""
+
+    places: list[tuple]
+    start: np.ndarray
+    size: np.ndarray
+    threads: np.ndarray
+    line: int
+    combine: object
+    groups: np.ndarray | None = None
+    data: list[np.ndarray] | None = None
+
+    def part(self, keep: np.ndarray) -> BulkStore:
+        kept = {name: getattr(self, name)[keep] for name in ("start", "size", "threads", "groups")}
+        rows = np.flatnonzero(keep).tolist()
+        data = None if self.data is None else [self.data[i] for i in rows]
+        return replace(self, **kept, places=[self.places[i] for i in rows], data=data)
+
+    def _sources(self, M: object) -> list[np.ndarray]:
+        return [M.shared_bytes[a : a + n] for a, n in zip(self.start.tolist(), self.size.tolist(), strict=True)]
+
+    def capture(self, M: object) -> None:
+        """The sources have been read; what is written is still under way."""
+        self.data = [source.copy() for source in self._sources(M)]
+
+    def land(self, M: object) -> None:
+        for i, data in enumerate(self.data or self._sources(M)):
+            self._write(M, i, data.view(np.complex128))
+
+    def _write(self, M: object, i: int, data: np.ndarray) -> None:
+        buffer, first = self.places[i]
+        elements = Elements(buffer, (first >> 4) + np.arange(data.size), _CHUNK)
+        if M.global_race and self.combine is None:
+            M.global_race.write(np.full(data.size, self.threads[i]), elements, self.line, data)
+        if M.count:
+            M.count.tensor(replace(elements, at=elements.at[None]), None, "write", self.line)
+        if self.combine is None:
+            buffer.data[first : first + data.nbytes] = data.view(np.uint8)
+        else:
+            self.combine(buffer, elements.at, data, _CHUNK)
 
 
 def _sizes(issue: Issue, size: np.ndarray) -> np.ndarray:
@@ -233,18 +268,4 @@ def bulk_store(issue: Issue, target: tuple, source: tuple, size: np.ndarray, red
     start, places = own_flat(issue, source), _in_global(issue, target, size, True)
     combine = combiner(*reduction) if reduction else None
     _reads_source(issue, start, size, group=True)
-
-    def move(M: object, i: int) -> None:
-        buffer, first = places[i]
-        elements = Elements(buffer, (first + np.arange(0, int(size[i]), _CHUNK)) >> 4, _CHUNK)
-        data = M.shared_bytes[start[i] : start[i] + size[i]].view(np.complex128)
-        if M.global_race and combine is None:
-            M.global_race.write(np.full(elements.at.size, threads[i]), elements, line, data)
-        if M.count:
-            M.count.tensor(replace(elements, at=elements.at[None]), None, "write", line)
-        if combine is None:
-            buffer.data[first : first + int(size[i])] = data.view(np.uint8)
-        else:
-            combine(buffer, elements.at, data, _CHUNK)
-
-    M.async_copies.store(Line(move, threads, line, size))
+    M.async_copies.store(BulkStore(places, start, size, threads, line, combine))

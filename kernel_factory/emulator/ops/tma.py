@@ -171,16 +171,22 @@ class TileStore:
     line: int
     op: str | None
     groups: np.ndarray | None = None
-    barriers: None = None
+    data: np.ndarray | None = None
 
     def part(self, keep: np.ndarray) -> TileStore:
         kept = {name: getattr(self, name)[keep] for name in ("coords", "start", "threads", "groups")}
-        return replace(self, **kept)
+        return replace(self, **kept, data=None if self.data is None else self.data[keep])
+
+    def _source(self, M: object, boxes: Boxes) -> np.ndarray:
+        return M.shared_views[boxes.unit][boxes.shared(M, self.start) >> (boxes.unit.bit_length() - 1)]
+
+    def capture(self, M: object) -> None:
+        """The source has been read; what is written is still under way."""
+        self.data = self._source(M, Boxes(self.tmap, self.coords))
 
     def land(self, M: object) -> None:
         boxes = Boxes(self.tmap, self.coords)
-        flat = boxes.shared(M, self.start)
-        data = M.shared_views[boxes.unit][flat >> (boxes.unit.bit_length() - 1)]
+        data = self._source(M, boxes) if self.data is None else self.data
         combine = combiner(self.op, self.tmap.element) if self.op else None
         boxes.write(M, data, self.line, self.threads, combine)
 

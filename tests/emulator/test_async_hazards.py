@@ -1,0 +1,68 @@
+"""What bulk and tensor copies promise, and no more: planted bugs are found, unusual but right kernels are clean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hopper_lab import findings, launch, tensor_map
+from ptx_lab import kinds
+
+MODES = ("lockstep", "warp-serial", "race")
+DATA = np.arange(256, dtype=np.uint32).reshape(8, 32)
+TILE = tensor_map(DATA, (32, 8))  # 1024 bytes
+INIT = "@%p0 mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster; bar.sync 0;"
+MAP = "mov.u64 %d0, map_x; cvta.param.u64 %d2, %d0; ld.param.u64 %d3, [x]; mov.u32 %r2, %ctaid.x;"
+# The 32 lanes of a warp write eight words each, the tile's contents, at 1024; then the async proxy may read them.
+FILL = "shl.b32 %r9, %r0, 5; add.s32 %r9, %r9, %r1;" + "".join(
+    f"mad.lo.u32 %r20, %r0, 8, {i}; st.shared.b32 [%r9+{1024 + 4 * i}], %r20;" for i in range(8)
+)
+FENCE = "fence.proxy.async.shared::cta; bar.sync 0;"
+STORES = {
+    "tensor": "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d2, {0, 0}], [%r1+1024];",
+    "bulk": "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%d3], [%r1+1024], 1024;",
+    "tensor add": "@%p0 cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%d2, {0, 0}], [%r1+1024];",
+    "bulk add": "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%d3], [%r1+1024], 1024;",
+}
+COMMIT, READ, FULL = (f"cp.async.bulk.{x};" for x in ("commit_group", "wait_group.read 0", "wait_group 0"))
+LOAD = "@%p0 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1+1024], [%d2, {0, 0}], [%r1];"
+EXPECT = "@%p0 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1], 1024;"
+WAIT = "LOOP: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @!%p1 bra LOOP;"
+# The lanes copy x to out.
+COPY = (
+    "ld.param.u64 %d5, [x]; ld.param.u64 %d6, [out]; mul.wide.u32 %d7, %r0, 32; add.s64 %d5, %d5, %d7;"
+    "add.s64 %d6, %d6, %d7;"
+    + "".join(f"ld.global.v2.b64 {{%d8, %d9}}, [%d5+{i}]; st.global.v2.b64 [%d6+{i}], {{%d8, %d9}};" for i in (0, 16))
+)
+
+
+def go(body: str, x: object = 1024, **options):
+    """The run, and what it left in ``out``."""
+    result, memory = launch(MAP + body, {"x": x, "out": 1024}, {"map_x": ("x", TILE)}, **options)
+    return result, memory.read("out", np.uint32, DATA.shape)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("store", ["tensor", "bulk"])
+def test_what_a_store_wrote_is_there_after_a_full_wait_only(store, mode):
+    """After wait_group.read the source may change, but the target still holds what it did."""
+    harm = "st.shared.b32 [%r9+1024], %r1;"
+    for wait, there in ((READ, False), (FULL, True), (READ + harm + FULL, True)):
+        result, got = go(FILL + FENCE + STORES[store] + COMMIT + wait + "bar.sync 0;" + COPY, mode=mode)
+        assert result.ok, findings(result)
+        assert np.array_equal(got, DATA) is there
+
+
+@pytest.mark.parametrize("store", ["tensor", "bulk"])
+def test_a_tile_handed_on_by_a_flag_needs_the_full_wait(store):
+    """The reader's CTA acquires the flag; with .read alone, the tile may not have arrived."""
+    flag = "ld.param.u64 %d10, [out]; add.s64 %d10, %d10, 1024;"
+    give = "@%p0 fence.acq_rel.gpu; @%p0 st.release.gpu.global.b32 [%d10], 1; bra END;"
+    take = "TAKE: SPIN: ld.acquire.gpu.global.b32 %r11, [%d10]; setp.ne.u32 %p8, %r11, 1; @%p8 bra SPIN;"
+    for wait, right in ((READ, False), (FULL, True)):
+        body = flag + "setp.eq.u32 %p5, %r2, 1; @%p5 bra TAKE;" + FILL + FENCE + STORES[store] + COMMIT + wait + give
+        result, memory = launch(
+            MAP + body + take + COPY + "END:", {"x": 1024, "out": np.zeros(257, np.uint32)},
+            {"map_x": ("x", TILE)}, grid=2, mode="race",
+        )  # fmt: skip
+        assert kinds(result) == (set() if right else {"global-read-write-race"}), findings(result)
+        assert np.array_equal(memory.read("out", np.uint32, (257,))[:256].reshape(8, 32), DATA) is right
