@@ -81,6 +81,7 @@ class TensorRaces:
         self.unfenced: dict[tuple[int, int], list[tuple]] = {}
         self.pending: dict[tuple[int, int, str], list[tuple[Cells, int]]] = {}
         self.epochs: dict[tuple[int, int], int] = {}
+        self.issuers: set[int] = set()
 
     # -- who knows what -----------------------------------------------------------------------------------------------
     def _known(self, cta: int, warp: int) -> np.ndarray:
@@ -276,6 +277,7 @@ class TensorRaces:
     # -- streams: mma, cp, commit -------------------------------------------------------------------------------------
     def product(self, work: object) -> None:
         """tcgen05.mma, checked when it is issued: what it reads and overwrites must be settled by then."""
+        self.issuers.add(work.thread)
         lanes = np.concatenate([np.arange(p.lane, p.lane + p.rows) for p in work.layout]) + work.lane
         for each in work.ctas:
             target = Cells.of(each, lanes, work.column, work.layout[0].columns)
@@ -290,6 +292,7 @@ class TensorRaces:
 
     def copy(self, work: object) -> None:
         """tcgen05.cp."""
+        self.issuers.add(work.thread)
         for each in work.ctas:
             target = Cells.of(each, work.lanes.reshape(-1), work.column, work.columns)
             self._stream_write(work, target, reads=False)
@@ -329,7 +332,12 @@ class TensorRaces:
         self.order.stream_read(np.array([work.thread]), flat, self._epoch(cta, warp), work.line)
 
     def commit(self, work: object) -> None:
-        """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster."""
+        """The mbarriers' phases in progress carry the stream's clock, for every CTA of the cluster.
+
+        A thread's commit covers what it has issued itself: one that has issued nothing publishes nothing.
+        """
+        if work.thread not in self.issuers:
+            return
         cta, warp = self._issuer(work.thread)
         key = (int(self.M.cluster_start[cta]), warp)
         epoch = self._epoch(cta, warp)
@@ -338,6 +346,6 @@ class TensorRaces:
 
     def committed(self, work: object, ids: np.ndarray) -> None:
         """The commit lands: whoever waits for these phases knows the stream's clock."""
-        epoch, columns = work.epoch
+        epoch, columns = work.epoch or (0, [])
         for column in columns:
             self.order.acc[0][ids, column] = np.maximum(self.order.acc[0][ids, column], epoch)

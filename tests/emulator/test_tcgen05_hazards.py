@@ -131,6 +131,15 @@ def test_a_commit_by_another_warp_covers_nothing():
     assert "tmem-not-committed" in kinds(check(steps)[0])
 
 
+@pytest.mark.parametrize(("lane", "found"), [(0, set()), (1, {"tmem-not-committed"})])
+def test_a_commit_by_another_lane_covers_nothing(lane, found):
+    """Lane 0 is elected for the products; all of its warp come to the commit."""
+    commit = dict(once())["commit"]
+    last = f"NOMMA: setp.ne.u32 %p9, %r1, {lane}; @%p9 bra LATE; {commit} LATE: bar.warp.sync -1;"
+    steps = [(name, last if name == "end" else text) for name, text in once() if name != "commit"]
+    assert kinds(check(steps)[0]) == found
+
+
 def test_accumulating_onto_nothing_is_found():
     """enable-input-d on a fresh allocation reads uninitialised TMEM."""
     steps = start(32, IMAGE.size) + multiply("f16", [PAIR], WORD, use=True) + LOAD
