@@ -101,6 +101,14 @@ class Tiles:
         for registers, other in self.accumulators.items():
             if registers == product.d or not mine.intersection(registers):
                 continue
+            busy = groups[other.pending[groups] > 0]
+            if busy.size:
+                issued = next((j.product.line for j in reversed(self.jobs) if j.product.d == registers), 0)
+                self.M.report(
+                    "wgmma-in-flight", product.line,
+                    "a wgmma takes registers of one of another shape, or as its A, that has not been waited for",
+                    "put wgmma.wait_group between the two", int(self.threads[busy[0], 0]), issued,
+                )  # fmt: skip
             if other.valid[groups].any() or other.pending[groups].any():
                 self._settle(other, groups)
 

@@ -271,3 +271,22 @@ def test_a_fence_must_lie_between_writes_of_registers_and_the_product():
 
         result, *_ = multiply(n=16, kind="bf16", mode="race", edit=edit)
         assert kinds(result) == ({"missing-wgmma-fence"} if found else set()), (touch, findings(result))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rest", ["", "wgmma.wait_group.sync.aligned 0; wgmma.fence.sync.aligned;"])
+def test_accumulators_in_flight_belong_to_products_of_one_shape(rest, mode):
+    """A product of N = 8 on the first registers of one of N = 16: the wider one must have been waited for."""
+
+    def edit(text: str) -> str:
+        commit = "wgmma.commit_group.sync.aligned;"
+        head, tail = text.split(commit)
+        wide = head[head.index("wgmma.mma_async") :]
+        narrow = wide.replace("n16", "n8").replace(
+            wide[wide.index("{") : wide.index("}")], "{%acc0, %acc1, %acc2, %acc3"
+        )
+        return head + commit + rest + narrow + commit + tail
+
+    result, got, want = multiply(n=16, kind="bf16", mode=mode, edit=edit)
+    assert kinds(result) == (set() if rest else {"wgmma-in-flight"}), findings(result)
+    assert np.array_equal(got, want)
