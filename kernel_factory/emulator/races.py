@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .copy_lines import CopyLines, overlap
 from .errors import Fault
 from .flags import SharedFlags, strong_lines
 from .global_races import GlobalRaces, UnsetRegisters
@@ -60,6 +61,9 @@ class SharedRaces(Ordering):
         instructions = [i for i in machine.program.kernel.instructions if "global" not in i.modifiers]
         self.strong = strong_lines(instructions)
         self.flags = SharedFlags(self) if self.strong else None
+        self.copies = CopyLines.of(machine.program.kernel)
+        self.landed_phase = np.zeros((machine.cta_count, self.slots), np.int32)
+        self.landed_line, self.gone = np.zeros(machine.cta_count, np.int32), np.zeros(machine.cta_count, bool)
         self.partial = PartialReleases(self) if self.slots or self.strong else None
         ranks = np.arange(machine.cluster_size)[:, None]
         self.reader_columns = np.concatenate(
@@ -170,16 +174,35 @@ class SharedRaces(Ordering):
     def async_write(self, threads, flat, unit, ids, line) -> None:
         """A copy into shared memory is issued: (copies, units) of bytes that are in flight until it lands."""
         self.copy_issued(threads, ids, line)
-        by = self._access(threads, Places.of(flat, unit, self.G), line)
-        self._order(by, "write")
+        combines = line in self.copies.combining
+        by = self._access(threads, Places.of(flat, unit, self.G), line, proxy=line in self.copies.by_proxy)
+        self._order(by, "read" if combines else "write")
         self._after_reads(by)
+        if not combines and overlap(flat, unit):
+            self.note("race-write-after-write", line, line, int(threads[0]))
         by.places.put(self.last, (1 << self.bits) | (32 * self.flying))
         by.places.put(self.line, line)
 
     def async_landed(self, flat, unit, ids) -> None:
         """The bytes are there; whoever waits for the phase in progress of their mbarriers may read them."""
-        mark = ((self.M.mbarriers.phase[ids] + 1) << self.bits) | (self.slot_number[ids] << 5)
-        Places.of(flat, unit, self.G).put(self.last, mark)
+        phase, places = self.M.mbarriers.phase[ids] + 1, Places.of(flat, unit, self.G)
+        places.put(self.last, (phase << self.bits) | (self.slot_number[ids] << 5))
+        if self.M.cluster_size > 1:
+            ctas = flat[:, 0] // self.M.shared_stride
+            np.maximum.at(self.landed_phase, (ctas, self.slot_number[ids] - self.slot), phase)
+            self.landed_line[ctas] = places.take(self.line)[:, 0]
+            self._unseen(ctas[self.gone[ctas]])
+
+    def leaves(self, ctas: np.ndarray) -> None:
+        """CTAs of a cluster end: they must have waited for every copy into their shared memory."""
+        super().leaves(ctas)
+        self.gone[ctas] = True
+        seen = self.known[ctas].max(axis=1)[:, self.slot : self.flying]
+        self._unseen(ctas[(self.landed_phase[ctas] > seen).any(axis=1)])
+
+    def _unseen(self, ctas: np.ndarray) -> None:
+        for cta in ctas.tolist():
+            self.note("cluster-exit", int(self.landed_line[cta]), 0, cta * 32)
 
     def async_read(self, threads, flat, unit, line, group=True) -> None:
         """A bulk copy reads shared memory from now until the wait for its bulk group."""
@@ -234,6 +257,8 @@ class SharedRaces(Ordering):
         for kind, bad in self._faults(by, last, what):
             if self.flags is not None:
                 bad = self.flags.excused(by, kind, bad)
+            if by.line in self.copies.combining:  # among themselves they need no order
+                bad = bad & ~np.isin(by.places.take(self.line), list(self.copies.combining))
             nobody = kind in ("uninitialised-shared", "mbarrier-plain-access")
             self._report(by, kind, bad, None if nobody else self.line)
 
@@ -352,8 +377,8 @@ def _message(kind: str, other: int) -> str:
         "async-read-in-flight": f"shared write over bytes that an asynchronous operation{against} may still read",
         "uninitialised-shared": "read of shared bytes that nothing has written",
         "async-not-waited": "cp.async data still in flight at the end of the kernel",
-        "missing-proxy-fence": f"the async proxy reads what generic writes{against} left, with no proxy fence between",
-        "cluster-exit": "a CTA may end before another CTA of its cluster accesses its shared memory here",
+        "missing-proxy-fence": f"the async proxy comes after generic writes{against}, with no proxy fence between",
+        "cluster-exit": "a CTA may end before another CTA of its cluster, or a copy, accesses its shared memory here",
         "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
         "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before the cluster or copies use it",
         "mbarrier-plain-access": "an ordinary access to the bytes of an mbarrier",

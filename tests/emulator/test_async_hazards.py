@@ -66,3 +66,55 @@ def test_a_tile_handed_on_by_a_flag_needs_the_full_wait(store):
         )  # fmt: skip
         assert kinds(result) == (set() if right else {"global-read-write-race"}), findings(result)
         assert np.array_equal(memory.read("out", np.uint32, (257,))[:256].reshape(8, 32), DATA) is right
+
+
+BOTH = "setp.lt.u32 %p6, %r0, 2; shl.b32 %r6, %r0, {shift}; add.s32 %r6, %r6, %r1; bar.warp.sync -1;"
+
+
+@pytest.mark.parametrize(("shift", "found"), [(9, {"race-write-after-write"}), (10, set())])
+def test_two_lanes_load_into_stages_of_their_own(shift, found):
+    """One instruction of two lanes: tiles of 1024 bytes, 512 bytes apart, overlap."""
+    load = LOAD.replace("@%p0", "@%p6").replace("%r1+1024", "%r6+1024")
+    body = INIT + BOTH.format(shift=shift) + EXPECT.replace("1024", "2048") + "bar.warp.sync -1;" + load + WAIT
+    result, _ = go(body, DATA, mode="race")
+    assert kinds(result) == found, findings(result)
+
+
+@pytest.mark.parametrize(("fence", "found"), [("", {"missing-proxy-fence"}), (FENCE, set())])
+def test_a_load_over_generic_writes_needs_a_proxy_fence(fence, found):
+    """The zeros that a thread put into a stage, and then the tile."""
+    result, _ = go(INIT + "@%p0 st.shared.b32 [%r1+1024], %r0;" + fence + EXPECT + LOAD + WAIT, DATA, mode="race")
+    assert kinds(result) == found, findings(result)
+
+
+PAIR = (
+    "mov.u32 %r2, %cluster_ctarank; xor.b32 %r7, %r2, 1; mapa.shared::cluster.u32 %r11, %r1, %r7;"
+    "setp.eq.u32 %p5, %r2, 0; and.pred %p6, %p0, %p5; mov.b16 %h1, 3; mov.b32 %r30, 0;"
+)
+MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+COUNT = "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r11+64], %r30, [%r11];"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("start", ["@%p0 st.shared.b32 [%r1+64], %r30;", ""])
+def test_reductions_into_a_neighbour_need_no_order_among_themselves(start, mode):
+    """red.async twice on one word, as all lanes do; the word must have been written before."""
+    body = (
+        PAIR + start + INIT + MEET + EXPECT.replace("1024", "256") + "mov.b32 %r30, 1;" + COUNT + COUNT + WAIT
+        + "ld.shared.b32 %r8, [%r1+64]; ld.param.u64 %d6, [out]; mul.wide.u32 %d7, %r2, 4; add.s64 %d6, %d6, %d7;"
+        "st.global.b32 [%d6], %r8;" + MEET
+    )  # fmt: skip
+    result, got = go(body, DATA, mode=mode, grid=2, cluster=2)
+    assert kinds(result) == ({"uninitialised-shared"} if mode == "race" and not start else set()), findings(result)
+    assert not start or got[0, :2].tolist() == [64, 64]
+
+
+@pytest.mark.parametrize("end", ["", WAIT, "@%p5 bra END;" + WAIT + "END:", MEET])
+def test_a_cta_waits_for_what_is_multicast_to_it(end):
+    """CTA 0 loads for both. The other must wait itself; to meet CTA 0, which knows of its own copy, is not enough."""
+    load = LOAD.replace("@%p0", "@%p6").replace("shared::cta.global", "shared::cluster.global")
+    load = load.replace("bytes [", "bytes.multicast::cluster [").replace("[%r1];", "[%r1], %h1;")
+    wait = "@!%p5 bra LATER;" + WAIT.replace("LOOP", "FIRST") + "LATER:"
+    body = PAIR + INIT + MEET + EXPECT + load + wait + end
+    result, _ = go(body, DATA, mode="race", grid=2, cluster=2)
+    assert kinds(result) == (set() if WAIT in end else {"cluster-exit"}), findings(result)
