@@ -8,11 +8,24 @@ its target there too unless that wait is a ``.read``: then at the next full wait
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from .mbarriers import Arrival
 
 _AFTER_COPIES = Arrival(what="cp.async.mbarrier.arrive")
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Arrivals of threads on mbarriers, behind the first ``before`` cp.async in flight; they release a past moment."""
+
+    threads: np.ndarray
+    flat: np.ndarray
+    line: int
+    before: int
+    moment: tuple | None
 
 
 class AsyncCopies:
@@ -26,7 +39,7 @@ class AsyncCopies:
         self.loads: list = []
         self.stores: list = []
         self.written: list = []  # stores whose sources a .read wait has found read
-        self.arrivals: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.arrivals: list[Deferred] = []
         self.groups = np.zeros(machine.T, np.int32)
 
     def load(self, job: object) -> None:
@@ -42,7 +55,8 @@ class AsyncCopies:
 
     def arrive_later(self, threads: np.ndarray, flat: np.ndarray, line: int) -> None:
         """Arrive on mbarriers once all cp.async that the threads have issued so far have landed."""
-        self.arrivals.append((threads, flat, line, len(self.M.copies)))
+        moment = self.M.race.moment(threads) if self.M.race else None
+        self.arrivals.append(Deferred(threads, flat, line, len(self.M.copies), moment))
 
     def commit(self, threads: np.ndarray) -> None:
         self.groups[threads] += 1
@@ -96,21 +110,24 @@ class AsyncCopies:
 
     def _arrive(self) -> None:
         """The oldest cp.async.mbarrier.arrive: its threads' copies land, then they arrive."""
-        threads, flat, line, before = self.arrivals.pop(0)
-        M = self.M
+        arrival, M = self.arrivals.pop(0), self.M
+        now = M.race.go_back(arrival.moment) if M.race else None
         mine = np.zeros(M.T, bool)
-        mine[threads] = True
+        mine[arrival.threads] = True
         rest = []
         for number, copy in enumerate(M.copies):
-            done = mine[copy.threads] & (number < before)
+            done = mine[copy.threads] & (number < arrival.before)
             if done.any():
                 copy.part(done).land(M)
             if not done.all():
                 rest.append(copy.part(~done) if done.any() else copy)
         gone = len(M.copies) - len(rest)
         M.copies = rest
-        self.arrivals = [(t, f, at, max(0, k - gone)) for t, f, at, k in self.arrivals]
-        M.mbarriers.arrive(flat, np.ones(flat.shape[0], np.int64), threads, line, _AFTER_COPIES)
+        self.arrivals = [replace(a, before=max(0, a.before - gone)) for a in self.arrivals]
+        once = np.ones(arrival.flat.shape[0], np.int64)
+        M.mbarriers.arrive(arrival.flat, once, arrival.threads, arrival.line, _AFTER_COPIES)
+        if M.race:
+            M.race.go_on(now)
 
     def finish(self) -> None:
         """The end of the kernel: what nobody has waited for is a finding, and lands."""

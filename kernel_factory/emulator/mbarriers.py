@@ -79,7 +79,7 @@ class Mbarriers:
         self.of_cell[flat >> 3] = -2
         self._operation(flat.shape[0])
         if self.M.race:
-            self.M.race.mbarrier_inval(threads, flat, line)
+            self.M.race.mbarrier_inval(threads, ids, flat, line)
 
     def find(self, flat: np.ndarray, threads: np.ndarray, line: int, what: str) -> np.ndarray:
         """Barrier numbers of addresses; a Fault where no barrier lives."""

@@ -177,6 +177,26 @@ class Ordering:
         ctas, warps = self._warps(threads)
         self._see(ctas, warps, *self.observed[:, ctas, warps])
 
+    def moment(self, threads: np.ndarray) -> tuple:
+        """What the threads' warps know now; what they do from here on is later."""
+        ctas, warps = self._warps(threads)
+        now = (ctas, warps, self.known[ctas, warps], self.fenced[ctas, warps])
+        self.tick(ctas, warps)
+        return now
+
+    def go_back(self, moment: tuple) -> tuple:
+        """Warps know what they knew at an earlier moment; what they knew until now, for ``go_on``."""
+        ctas, warps, known, fenced = moment
+        now = (ctas, warps, self.known[ctas, warps], self.fenced[ctas, warps])
+        self.known[ctas, warps], self.fenced[ctas, warps] = known, fenced
+        return now
+
+    def go_on(self, now: tuple) -> None:
+        """The warps know again what they knew before ``go_back``, and what they have learned since."""
+        ctas, warps, known, fenced = now
+        self.known[ctas, warps] = np.maximum(self.known[ctas, warps], known)
+        self.fenced[ctas, warps] = np.maximum(self.fenced[ctas, warps], fenced)
+
     # -- barriers of clusters --------------------------------------------------------------------------------------
     def cluster_arrive(self, threads: np.ndarray, clusters: np.ndarray, relaxed: bool) -> None:
         ctas, warps = self._warps(threads)

@@ -39,6 +39,7 @@ _CURES = {
     "mbarrier-init-race": "put bar.sync (or barrier.cluster) between mbarrier.init and the other warps' use",
     "mbarrier-init-unfenced": "put fence.mbarrier_init.release.cluster after mbarrier.init, then a barrier",
     "mbarrier-plain-access": "use mbarrier.inval, and a barrier, before the bytes hold anything else",
+    "mbarrier-after-inval": "let all warps that wait for the barrier meet before mbarrier.inval",
     "mbarrier-phase-lag": "let every waiter arrive (on an empty barrier) before the next phase can complete",
 }
 
@@ -166,9 +167,13 @@ class SharedRaces(Ordering):
         super().mbarrier_init(threads, ids, flat, line)
         Places.of(flat, 8, self.G).put(self.last, (1 << self.bits) | (32 * self.object))
 
-    def mbarrier_inval(self, threads, flat, line) -> None:
+    def mbarrier_inval(self, threads, ids, flat, line) -> None:
+        """The bytes are plain memory again; whoever has waited on the barrier must be known to be through."""
         by = self._access(threads, Places.of(flat, 8, self.G), line)
         by.places.put(self.last, (self._now(by) << self.bits) | by.local)
+        late = (self.waited[ids] > self.known[by.cta, by.warp][:, : self.warp_columns]).any(axis=1)
+        if late.any():
+            self.note("mbarrier-after-inval", line, 0, int(threads[np.argmax(late)]))
 
     # -- accesses of the async proxy -------------------------------------------------------------------------------
     def async_write(self, threads, flat, unit, ids, line) -> None:
@@ -382,6 +387,7 @@ def _message(kind: str, other: int) -> str:
         "mbarrier-init-race": f"an mbarrier is used without an order after its init{against}",
         "mbarrier-init-unfenced": f"an mbarrier's init{against} has no fence before the cluster or copies use it",
         "mbarrier-plain-access": "an ordinary access to the bytes of an mbarrier",
+        "mbarrier-after-inval": "mbarrier.inval while another warp may still wait for the barrier",
         "mbarrier-phase-lag": "an mbarrier phase completes though a waiter of the phase before may not have seen that "
         "one yet; two phases later the parity is the same again",
     }[kind]

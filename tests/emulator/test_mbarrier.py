@@ -150,3 +150,24 @@ def test_bar_red_reduces_over_the_threads_of_the_barrier(mode):
     result, memory = launch(body, {"out": 256}, threads=64, mode=mode)
     assert result.ok, findings(result)
     assert (memory.read("out", np.uint32, (64,)) == 140).all()
+
+
+@pytest.mark.parametrize(("early", "found"), [(True, set()), (False, {"race-read-after-write"})])
+def test_cp_async_arrive_releases_what_came_before_it_only(early, found):
+    """A store before cp.async.mbarrier.arrive is released by it; one behind it is not, though the arrival is later."""
+    store, arrive = "st.shared.b32 [%r5+4096], %r0;", "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];"
+    body = (
+        INIT.format(64) + "ld.param.u64 %d1, [x]; shl.b32 %r5, %r0, 4; add.s32 %r5, %r5, %r1;"
+        "cp.async.cg.shared.global [%r5+1024], [%d1], 16;" + (store + arrive if early else arrive + store)
+        + wait("A", 0) + "xor.b32 %r6, %r5, 512; ld.shared.b32 %r7, [%r6+4096]; ld.shared.b32 %r8, [%r6+1024];"
+    )  # fmt: skip
+    result, _ = launch(body, {"x": np.zeros(4, np.uint32)}, threads=64, mode="race")
+    assert kinds(result) == found, findings(result)
+
+
+@pytest.mark.parametrize(("meet", "found"), [("bar.sync 0;", set()), ("", {"mbarrier-after-inval"})])
+def test_inval_comes_behind_all_waits(meet, found):
+    """One warp ends the barrier while the other may still wait for its phase."""
+    body = INIT.format(64) + "mbarrier.arrive.shared.b64 %d1, [%r1];" + wait("A", 0) + meet
+    result, _ = launch(body + "@%p0 mbarrier.inval.shared.b64 [%r1];", {"x": 4}, threads=64, mode="race")
+    assert kinds(result) == found, findings(result)
