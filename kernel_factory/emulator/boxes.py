@@ -82,6 +82,8 @@ class Boxes:
         values = data.reshape(-1) if self.inside is None else data[self.inside]
         if M.global_race and combine is None:
             M.global_race.write(rows, written, line, values)
+        elif M.global_race:
+            M.global_race.reduce(rows, written, line)
         if M.count:
             M.count.tensor(elements, self.inside, "write", line)
         if combine is None:

@@ -10,6 +10,7 @@ from .blocks import definitions_and_uses, tile_registers
 from .emitter import NUMPY, size_of
 from .errors import Fault
 from .flags import Strong, strong_lines
+from .global_reductions import Reductions, float_atomics
 from .lanes import spread
 from .memory import Elements
 
@@ -62,6 +63,8 @@ class GlobalRaces:
         self.ordered = clusters or bool(self.strong)
         # One a CTA: what it knows, its stamp, what its last fence released, what it has seen, what its cluster left.
         self.known = self.stamp = self.released = self.observed = self.gathered = np.zeros(0, np.int32)
+        self.reductions: Reductions | None = None
+        self.sums = float_atomics(i for i in instructions if not _SHARED & set(i.modifiers))
         self.moments: dict[str, np.ndarray] = {}  # stamps of the last write, of the last read, and of releases
 
     def _moment(self, buffer: object) -> np.ndarray:
@@ -86,10 +89,20 @@ class GlobalRaces:
 
     def atomic(self, threads: np.ndarray, elements: Elements, line: int) -> None:
         """An atomic on global memory."""
+        if line in self.sums:
+            self.reduce(threads, elements, line)
         strong = self._flag(line)
         if strong is not None and elements.buffer.name != "host":
             self._acquire(threads, elements, strong)
             self._release(threads, elements, strong)
+
+    def reduce(self, threads: np.ndarray, elements: Elements, line: int) -> None:
+        """A bulk or tensor reduction, or an atomic on floats, by one thread for each element."""
+        if elements.buffer.name == "host":
+            return
+        if self.reductions is None:
+            self.reductions = Reductions(self)
+        self.reductions.add(threads, elements, line)
 
     def _release(self, threads: np.ndarray, elements: Elements, strong: Strong) -> None:
         moment, left = self._moment(elements.buffer), self._left(self._ctas(threads), not strong.release)
@@ -183,6 +196,8 @@ class GlobalRaces:
             bad &= moment[0][cells] >= self.known[cta][:, None]
             moment[1][cells] = np.maximum(moment[1][cells], self.stamp[cta][:, None])
         self._report("global-read-write-race", threads, cells, bad, line, lines)
+        if self.reductions is not None:
+            self.reductions.check("global-read-write-race", threads, elements, line)
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
 
@@ -195,6 +210,8 @@ class GlobalRaces:
         if strong is not None:
             self._release(threads, elements, strong)
             return
+        if self.reductions is not None:
+            self.reductions.check("global-write-conflict", threads, elements, line)
         cta = self._ctas(threads)
         writer, reader, lines = self._shadow(buffer)
         cells = self._cells(threads, elements)

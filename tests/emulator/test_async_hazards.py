@@ -118,3 +118,35 @@ def test_a_cta_waits_for_what_is_multicast_to_it(end):
     body = PAIR + INIT + MEET + EXPECT + load + wait + end
     result, _ = go(body, DATA, mode="race", grid=2, cluster=2)
     assert kinds(result) == (set() if WAIT in end else {"cluster-exit"}), findings(result)
+
+
+ATOMIC = "@%p0 red.global.add.f32 [%d3], 0f3F800000;"
+REDUCE = {name: FILL + FENCE + STORES[name] + COMMIT + FULL for name in ("tensor add", "bulk add")} | {"atomic": ATOMIC}
+OTHER = {
+    "reads": ("@%p0 ld.global.b32 %r12, [%d3];", "global-read-write-race"),
+    "writes": ("@%p0 st.global.b32 [%d3], %r2;", "global-write-conflict"),
+    "reduces": (ATOMIC, None),
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("reduction", REDUCE)
+def test_reductions_of_two_ctas_need_no_order_but_reads_and_writes_do(reduction, other, ordered, first):
+    """One CTA combines, another one does something with the same bytes, before or after it, by a flag or without."""
+    text, kind = OTHER[other]
+    parts = (REDUCE[reduction], text)
+    flag = "ld.param.u64 %d10, [out];"
+    give = "bar.sync 0; @%p0 fence.acq_rel.gpu; @%p0 st.release.gpu.global.b32 [%d10], 1;" if ordered else ""
+    take = "SPIN: ld.acquire.gpu.global.b32 %r11, [%d10]; setp.ne.u32 %p8, %r11, 1; @%p8 bra SPIN;" if ordered else ""
+    body = flag + f"setp.eq.u32 %p5, %r2, 1; @%p5 bra TAKE; {parts[first]} {give} bra END;"
+    body += f"TAKE: {take} {parts[1 - first]} END:"
+    result, _ = launch(
+        MAP + body, {"x": DATA, "out": np.zeros(1, np.uint32)}, {"map_x": ("x", TILE)}, grid=2, mode="race"
+    )
+    found = {f.kind for f in result.findings}
+    if ordered or kind is None:
+        assert not found, findings(result)
+    else:
+        assert found and found <= {kind, "global-read-write-race"}, findings(result)

@@ -153,8 +153,11 @@ class BulkStore:
     def _write(self, M: object, i: int, data: np.ndarray) -> None:
         buffer, first = self.places[i]
         elements = Elements(buffer, (first >> 4) + np.arange(data.size), _CHUNK)
+        who = np.full(data.size, self.threads[i])
         if M.global_race and self.combine is None:
-            M.global_race.write(np.full(data.size, self.threads[i]), elements, self.line, data)
+            M.global_race.write(who, elements, self.line, data)
+        elif M.global_race:
+            M.global_race.reduce(who, elements, self.line)
         if M.count:
             M.count.tensor(replace(elements, at=elements.at[None]), None, "write", self.line)
         if self.combine is None:
