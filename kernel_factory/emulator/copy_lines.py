@@ -11,17 +11,21 @@ from .ptx.records import KernelText
 
 @dataclass(frozen=True, kw_only=True)
 class CopyLines:
-    """Lines of copies that the async proxy performs (bulk, tensor), and that combine (red.async)."""
+    """Lines of copies by the async proxy (bulk, tensor), of those that read global memory, and of red.async."""
 
     by_proxy: frozenset[int]
+    from_global: frozenset[int]
     combining: frozenset[int]
 
     @classmethod
     def of(cls, kernel: KernelText) -> CopyLines:
         """Those of a kernel."""
         code = kernel.instructions
+        bulk = [i for i in code if i.opcode == "cp" and "bulk" in i.modifiers]
+        loads = {"mbarrier::complete_tx::bytes", "global"}
         return cls(
-            by_proxy=frozenset(i.line for i in code if i.opcode == "cp" and i.modifiers[:2] == ("async", "bulk")),
+            by_proxy=frozenset(i.line for i in bulk),
+            from_global=frozenset(i.line for i in bulk if loads <= set(i.modifiers)),
             combining=frozenset(i.line for i in code if i.opcode == "red" and i.modifiers[:1] == ("async",)),
         )
 

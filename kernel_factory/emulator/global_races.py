@@ -7,9 +7,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .blocks import definitions_and_uses, tile_registers
+from .copy_lines import CopyLines
 from .emitter import NUMPY, size_of
 from .errors import Fault
 from .flags import Strong, strong_lines
+from .global_proxies import GlobalProxies
 from .global_reductions import Reductions, float_atomics
 from .lanes import spread
 from .memory import Elements
@@ -17,6 +19,7 @@ from .memory import Elements
 _CURES = {
     "global-write-conflict": "let one CTA own each output byte",
     "global-read-write-race": "split the launch: CTAs of one launch have no order",
+    "missing-proxy-fence": "put fence.proxy.async behind the generic writes, before what orders the copy after them",
     "uninitialised-register": "write the register on every path before reading it",
 }
 
@@ -28,6 +31,7 @@ def _message(kind: str, other: int) -> str:
     against = f" at line {other}" if other else ""
     return {
         "global-write-conflict": f"two CTAs write different data to the same bytes{against}",
+        "missing-proxy-fence": f"a copy reads what generic writes{against} left, with no proxy fence between",
         "global-read-write-race": f"one CTA reads bytes that another CTA of the launch writes{against}",
     }[kind]
 
@@ -64,6 +68,8 @@ class GlobalRaces:
         # One a CTA: what it knows, its stamp, what its last fence released, what it has seen, what its cluster left.
         self.known = self.stamp = self.released = self.observed = self.gathered = np.zeros(0, np.int32)
         self.reductions: Reductions | None = None
+        copies = CopyLines.of(program.kernel)
+        self.proxies = GlobalProxies(self, copies) if copies.from_global else None
         self.sums = float_atomics(i for i in instructions if not _SHARED & set(i.modifiers))
         self.moments: dict[str, np.ndarray] = {}  # stamps of the last write, of the last read, and of releases
 
@@ -198,6 +204,9 @@ class GlobalRaces:
         self._report("global-read-write-race", threads, cells, bad, line, lines)
         if self.reductions is not None:
             self.reductions.check("global-read-write-race", threads, elements, line)
+        if self.proxies is not None and line in self.proxies.lines.by_proxy:
+            bare = self.proxies.bare(buffer.name, cells, cta, writer[cells]) & ~bad
+            self._report("missing-proxy-fence", threads, cells, bare, line, lines)
         seen = reader[cells]
         reader[cells] = np.where((seen == 0) | (seen == cta[:, None]), cta[:, None], -1)
 
@@ -235,6 +244,8 @@ class GlobalRaces:
         self._report("global-read-write-race", threads, cells, read, line, lines)
         writer[cells] = cta[:, None]
         lines[cells] = line
+        if self.proxies is not None:
+            self.proxies.write(buffer.name, cells, line, writer.size)
         first = writer[cells] != cta[:, None]  # two CTAs of one batch wrote the same bytes just now
         if first.any():
             rows = first.any(axis=1)

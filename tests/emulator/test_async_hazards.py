@@ -150,3 +150,17 @@ def test_reductions_of_two_ctas_need_no_order_but_reads_and_writes_do(reduction,
         assert not found, findings(result)
     else:
         assert found and found <= {kind, "global-read-write-race"}, findings(result)
+
+
+@pytest.mark.parametrize(("fence", "found"), [("", {"missing-proxy-fence"}), (".shared::cta", {"missing-proxy-fence"}),
+                                              (".global", set()), ("all", set())])  # fmt: skip
+@pytest.mark.parametrize("load", ["tensor", "bulk"])
+def test_a_copy_of_what_generic_stores_wrote_needs_a_proxy_fence(load, fence, found):
+    """A CTA writes a tile to global memory, and loads it back through the async proxy."""
+    write = "@%p0 st.global.b32 [%d3+4], %r1;"
+    fence = f"fence.proxy.async{fence.replace('all', '')};" if fence else ""
+    copy = LOAD if load == "tensor" else (
+        "@%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1+1024], [%d3], 1024, [%r1];"
+    )  # fmt: skip
+    result, _ = go(INIT + write + fence + "bar.sync 0;" + EXPECT + copy + WAIT, DATA, mode="race")
+    assert kinds(result) == found, findings(result)

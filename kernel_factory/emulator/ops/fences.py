@@ -25,8 +25,11 @@ def proxy_fence(e: Emitter, ins: Instruction, mods: Modifiers) -> None:
 
 @runtime
 def proxy_fenced(issue: Issue, space: str) -> None:
-    if issue.M.race and space != "global":
-        issue.M.race.proxy_fence(issue.threads)
+    M = issue.M
+    if M.race and space != "global":
+        M.race.proxy_fence(issue.threads)
+    if M.race and space in ("all", "global") and M.global_race.proxies is not None:
+        M.global_race.proxies.fence(issue.threads)
 
 
 @emits("fence.mbarrier_init.release.cluster", writes=False)
