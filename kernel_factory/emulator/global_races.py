@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -183,6 +185,25 @@ class GlobalRaces:
 
     def _ctas(self, threads: np.ndarray) -> np.ndarray:
         return self.machine.ctas[self.machine.cta[threads]] + 1
+
+    def knowledge(self, threads: np.ndarray) -> np.ndarray | None:
+        """What the threads' CTAs know now, for a copy that reads later; None where nothing orders CTAs."""
+        if not self.ordered:
+            return None
+        self._start()
+        return self.known[self._ctas(threads)]
+
+    @contextmanager
+    def as_of(self, threads: np.ndarray, knew: np.ndarray | None) -> Iterator[None]:
+        """The threads' CTAs know what they knew earlier, when they issued a copy."""
+        if knew is None:
+            yield
+            return
+        ctas = self._ctas(threads)
+        now = self.known[ctas]
+        self.known[ctas] = knew
+        yield
+        self.known[ctas] = now
 
     def read(self, threads: np.ndarray, elements: Elements, line: int) -> None:
         """A load, by one thread for each element."""

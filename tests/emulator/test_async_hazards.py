@@ -164,3 +164,21 @@ def test_a_copy_of_what_generic_stores_wrote_needs_a_proxy_fence(load, fence, fo
     )  # fmt: skip
     result, _ = go(INIT + write + fence + "bar.sync 0;" + EXPECT + copy + WAIT, DATA, mode="race")
     assert kinds(result) == found, findings(result)
+
+
+@pytest.mark.parametrize("load", ["tensor", "bulk"])
+@pytest.mark.parametrize(("early", "found"), [(False, set()), (True, {"global-read-write-race"})])
+def test_a_copy_reads_with_what_was_acquired_when_it_was_issued(early, found, load):
+    """A load that is issued before its CTA acquires the flag may have read the tile before it was written."""
+    flag = "ld.param.u64 %d10, [out]; setp.eq.u32 %p5, %r2, 1; @%p5 bra TAKE;"
+    give = (
+        "@%p0 st.global.b32 [%d3+4], %r1; fence.proxy.async.global; @%p0 st.release.gpu.global.b32 [%d10], 1; bra END;"
+    )
+    take = "SPIN: ld.acquire.gpu.global.b32 %r11, [%d10]; setp.ne.u32 %p8, %r11, 1; @%p8 bra SPIN;"
+    copy = EXPECT + (
+        LOAD if load == "tensor" else LOAD.replace(".tensor.2d", "").replace("[%d2, {0, 0}]", "[%d3], 1024")
+    )
+    body = MAP + INIT + flag + give + "TAKE:" + (copy + take if early else take + copy) + WAIT + "END:"
+    buffers = {"x": DATA, "out": np.zeros(1, np.uint32)}
+    result, _ = launch(body, buffers, {"map_x": ("x", TILE)}, grid=2, mode="race")
+    assert kinds(result) == found, findings(result)

@@ -217,12 +217,15 @@ def bulk_load(issue: Issue, target: tuple, source: tuple, size: np.ndarray, barr
         copy, start, objects = multicast_to(issue, start, objects, issue.each(mask).astype(np.int64), False)
         threads, size, places = threads[copy], size[copy], [places[i] for i in copy]
     ids = M.mbarriers.find(objects, threads, line, "cp.async.bulk")
+    knew = M.global_race.knowledge(threads) if M.race else None
 
     def move(M: object, i: int) -> None:
         buffer, first = places[i]
         elements = Elements(buffer, (first + np.arange(0, int(size[i]), _CHUNK)) >> 4, _CHUNK)
         if M.global_race:
-            M.global_race.read(np.full(elements.at.size, threads[i]), elements, line)
+            who = np.full(elements.at.size, threads[i])
+            with M.global_race.as_of(who, None if knew is None else knew[i]):
+                M.global_race.read(who, elements, line)
         if M.count:
             M.count.tensor(replace(elements, at=elements.at[None]), None, "read", line)
         M.shared_bytes[start[i] : start[i] + size[i]] = buffer.data[first : first + int(size[i])]

@@ -7,6 +7,7 @@ reduction belongs to the bulk group of its thread. im2col, gather and scatter mo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -148,10 +149,12 @@ class TileLoad:
     barriers: np.ndarray
     threads: np.ndarray
     line: int
+    knew: np.ndarray | None = None
 
     def land(self, M: object) -> None:
         boxes = Boxes(self.tmap, self.coords)
-        data = boxes.read(M, self.line, self.threads)
+        with M.global_race.as_of(self.threads, self.knew) if M.race else nullcontext():
+            data = boxes.read(M, self.line, self.threads)
         flat = boxes.shared(M, self.start)
         M.shared_views[boxes.unit][flat >> (boxes.unit.bit_length() - 1)] = data
         if M.race:
@@ -212,7 +215,8 @@ def tensor_load(
         if M.race:
             boxes = Boxes(tmap, table)
             M.race.async_write(who, boxes.shared(M, to), boxes.unit, ids, line)
-        M.async_copies.load(TileLoad(tmap, table, to, ids, who, line))
+        knew = M.global_race.knowledge(who) if M.race else None
+        M.async_copies.load(TileLoad(tmap, table, to, ids, who, line, knew))
 
 
 def multicast_to(
