@@ -129,8 +129,8 @@ class TensorRaces:
         known = self._known(cta, warp)
         bare = there & (writer != own) & (clock == UNFENCED)
         late = there & ~flying & ~bare & (writer != own) & (clock > known[writer])
-        if use.stream:
-            late &= ~agent
+        in_order = (writer == self._stream(cells.cta, warp)) if use.stream else np.zeros_like(agent)
+        late &= ~in_order
         if (late & agent).any():
             bad = late & agent
             self._report(use, "tmem-not-committed", lines[bad],
@@ -140,7 +140,7 @@ class TensorRaces:
                          f"{what} of TMEM not ordered after another warp's tcgen05.st", _SYNC)  # fmt: skip
         if self.strict:
             bare |= there & ~flying & ~late & (writer != own) & (clock > self.after[cta, warp][writer])
-            bare &= ~(agent & use.stream)
+            bare &= ~in_order
             self._report_fence(use, bare, lines)
 
     def _check_readers(self, use: Use) -> None:
@@ -168,12 +168,13 @@ class TensorRaces:
             if self.strict:
                 bare |= (reads > 0) & ~flying & ~late & (column != own) & (reads > self.after[cta, warp][column])
                 self._report_fence(use, bare, lines)
-        if not use.stream:
-            column, clock = self.stream[cells.cta][cells.at], self.stream_clock[cells.cta][cells.at]
-            late = (column != _NEVER) & (clock > known[column])
-            if late.any():
-                self._report(use, "tmem-not-committed", lines[late],
-                             f"{what} over TMEM that a tcgen05 instruction may still read", _ORDER)  # fmt: skip
+        column, clock = self.stream[cells.cta][cells.at], self.stream_clock[cells.cta][cells.at]
+        late = (column != _NEVER) & (clock > known[column])
+        if use.stream:
+            late &= column != self._stream(cells.cta, warp)
+        if late.any():
+            self._report(use, "tmem-not-committed", lines[late],
+                         f"{what} over TMEM that a tcgen05 instruction may still read", _ORDER)  # fmt: skip
 
     def _report_fence(self, use: Use, bare: np.ndarray, lines: np.ndarray) -> None:
         if bare.any():

@@ -169,3 +169,25 @@ def test_operand_a_written_by_all_warps(drop, kind):
         assert np.array_equal(memory.read("dst", np.float32, (128, N)), A @ B.T)
     else:
         assert kind in kinds(result), [str(f) for f in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [("", {"tmem-not-committed"}), (wait_for("%r4").replace("AGAIN", "AGAIN1").replace("DONE", "DONE1"), set())],
+)
+def test_products_of_two_warps_are_in_no_order(order, found):
+    """Warp 1 adds onto what warp 0 multiplies: only behind warp 0's commit. Without fences, as CUTLASS has it."""
+    first = dict(once())
+    add = first["mma"].replace("setp.ne.u32 %p5, 0", "setp.eq.u32 %p5, 0")
+    second = (
+        f"setp.ne.u32 %p8, %r2, 1; @%p8 bra NOM2; elect.sync %r17|%p9, -1; @!%p9 bra NOM2; {order} {add} "
+        + first["commit"].replace("%r4", "%r4+8") + " NOM2:"
+    )  # fmt: skip
+    edits = {
+        "init": first["init"] + "@%p3 mbarrier.init.shared.b64 [%r4+8], 1;",
+        "end": first["end"] + second,
+        "wait": first["wait"] + wait_for("%r4+8").replace("AGAIN", "AGAIN2").replace("DONE", "DONE2"),
+    }
+    result, got = check([(name, edits.get(name, text)) for name, text in once()], NO_FENCES)
+    assert kinds(result) == found, [str(f) for f in result.findings]
+    assert found or np.array_equal(got, 2 * (A @ B.T))
