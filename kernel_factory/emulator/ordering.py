@@ -1,10 +1,10 @@
 """Happens-before among the warps of a cluster, as vector clocks.
 
 Columns of a clock: the warps of the cluster; *agents* that read shared memory asynchronously (one a warpgroup for
-wgmma, one a warp for tcgen05, one a warp for its bulk groups); *slots* that write it asynchronously (one an mbarrier
-that copies complete on); and three that nobody ever sees, "in flight",
-"never written" and "an mbarrier lives here". A warp's own clock goes up
-when it releases something (an arrival, a barrier, a fence), so that what it does later is not taken for released.
+wgmma, one a warp for tcgen05, one a warp for its bulk groups, one for its copies to neighbours); *slots* that write it
+asynchronously (one an mbarrier that copies complete on); and three that nobody ever sees, "in flight", "never written"
+and "an mbarrier lives here". A warp's own clock goes up when it releases something (an arrival, a barrier, a fence), so
+that what it does later is not taken for released.
 
 ``known`` is what a warp has seen. ``fenced`` is the part of it that a proxy fence lies behind: the async proxy may
 read what the generic proxy wrote only if it is in there (PTX ISA 8.8.1, proxy-preserved base causality order).
@@ -28,7 +28,9 @@ class Ordering:
         names = {op[0] for op in opcodes}
         W, S = M.warps, M.cluster_size
         self.W, self.groups = W, W if "tcgen05" in names else -(-W // 4) if "wgmma" in names else 0
-        self.bulk = W if any("bulk_group" in i.modifiers for i in M.program.kernel.instructions) else 0
+        copies = [i.modifiers for i in M.program.kernel.instructions if "bulk" in i.modifiers]
+        self.sends = W * any("bulk_group" in m for m in copies)  # where, among the bulk agents, those of sends begin
+        self.bulk = self.sends + W * any(m[2:4] == ("shared::cluster", "shared::cta") for m in copies)
         self.slots = SLOTS * S if "mbarrier" in names else 0
         self.warp_columns = W * S
         self.agent = self.warp_columns

@@ -18,6 +18,7 @@ from .global_races import GlobalRaces, UnsetRegisters
 from .ordering import Ordering
 from .partial_releases import MANY, TOGETHER, PartialReleases
 from .race_atomics import after_atomics
+from .race_sends import Sends
 from .shadow import Access, Places, cell_bytes
 
 __all__ = ["GlobalRaces", "SharedRaces", "UnsetRegisters"]
@@ -62,7 +63,7 @@ class SharedRaces(Ordering):
         instructions = [i for i in machine.program.kernel.instructions if "global" not in i.modifiers]
         self.strong = strong_lines(instructions)
         self.flags = SharedFlags(self) if self.strong else None
-        self.copies = CopyLines.of(machine.program.kernel)
+        self.copies, self.sending = CopyLines.of(machine.program.kernel), Sends(self)
         self.landed_phase = np.zeros((machine.cta_count, self.slots), np.int32)
         self.landed_line, self.gone = np.zeros(machine.cta_count, np.int32), np.zeros(machine.cta_count, bool)
         self.partial = PartialReleases(self) if self.slots or self.strong else None
@@ -199,8 +200,9 @@ class SharedRaces(Ordering):
             self._unseen(ctas[self.gone[ctas]])
 
     def leaves(self, ctas: np.ndarray) -> None:
-        """CTAs of a cluster end: they must have waited for every copy into their shared memory."""
+        """CTAs of a cluster end: they must have waited for every copy into their shared memory, or out of it."""
         super().leaves(ctas)
+        self.sending.leaves(ctas)
         self.gone[ctas] = True
         seen = self.known[ctas].max(axis=1)[:, self.slot : self.flying]
         self._unseen(ctas[(self.landed_phase[ctas] > seen).any(axis=1)])
@@ -209,13 +211,12 @@ class SharedRaces(Ordering):
         for cta in ctas.tolist():
             self.note("cluster-exit", int(self.landed_line[cta]), 0, cta * 32)
 
-    def async_read(self, threads, flat, unit, line, group=True) -> None:
+    def async_read(self, threads, flat, unit, line) -> None:
         """A bulk copy reads shared memory from now until the wait for its bulk group."""
         by = self._access(threads, Places.of(flat, unit, self.G), line, proxy=True)
         self._order(by, "read")
-        if group:
-            clock = self.M.async_copies.groups[threads] + 1
-            self.has_read_at(by.places, self.warp_columns + self.groups + by.warp, (clock << 6) | MANY, line)
+        clock = self.M.async_copies.groups[threads] + 1
+        self.has_read_at(by.places, self.warp_columns + self.groups + by.warp, (clock << 6) | MANY, line)
 
     def bulk_waited(self, threads: np.ndarray, left: int) -> None:
         """All but the newest ``left`` bulk groups of the threads have read their sources."""

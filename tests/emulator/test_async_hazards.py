@@ -182,3 +182,23 @@ def test_a_copy_reads_with_what_was_acquired_when_it_was_issued(early, found, lo
     buffers = {"x": DATA, "out": np.zeros(1, np.uint32)}
     result, _ = launch(body, buffers, {"map_x": ("x", TILE)}, grid=2, mode="race")
     assert kinds(result) == found, findings(result)
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        (WAIT + "{meet}" + "st.shared.b32 [%r6+128], %r0;", set()),
+        (WAIT + "st.shared.b32 [%r6+128], %r0; {meet}", {"async-read-in-flight"}),
+        (WAIT, {"cluster-exit"}),
+    ],
+)
+def test_what_is_sent_stays_until_the_receiver_has_it(end, found):
+    """Each CTA sends 128 bytes to the other, and knows only from the other that its own have arrived."""
+    body = (
+        PAIR + INIT + MEET + EXPECT.replace("1024", "128") + "shl.b32 %r5, %r0, 2; add.s32 %r6, %r1, %r5;"
+        "st.shared.b32 [%r6+128], %r0; fence.proxy.async.shared::cta; bar.warp.sync -1;"
+        "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[%r11+256], [%r1+128], 128, [%r11];" + end.format(meet=MEET)
+    )
+    result, _ = go(body, DATA, mode="race", grid=2, cluster=2)
+    assert kinds(result) == found, findings(result)

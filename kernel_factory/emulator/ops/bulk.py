@@ -6,6 +6,7 @@ belong to the bulk group of their thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -195,13 +196,10 @@ def _chunks(start: np.ndarray, size: np.ndarray, i: int) -> np.ndarray:
     return int(start[i]) + np.arange(0, int(size[i]), _CHUNK)
 
 
-def _reads_source(issue: Issue, start: np.ndarray, size: np.ndarray, *, group: bool) -> None:
-    """The sources in shared memory are read from now on; ``group``: until the wait for the bulk group."""
-    check_room(issue, start, size, _CHUNK, "bulk copy")
-    if issue.M.race:
-        for i in range(issue.count):
-            chunks = _chunks(start, size, i)[None]
-            issue.M.race.async_read(issue.threads[i : i + 1], chunks, _CHUNK, issue.line, group=group)
+def _sources(issue: Issue, start: np.ndarray, size: np.ndarray) -> Iterator[tuple]:
+    """What the race checker is told of sources: thread, 16-byte chunks, their size, and line of each copy."""
+    for i in range(issue.count):
+        yield issue.threads[i : i + 1], _chunks(start, size, i)[None], _CHUNK, issue.line
 
 
 @runtime
@@ -254,12 +252,14 @@ def bulk_send(issue: Issue, target: tuple, source: tuple, size: np.ndarray, barr
     start, objects = cluster_flat(issue, target, _CHUNK), cluster_flat(issue, barrier, 8)
     origin = own_flat(issue, source)
     ids = M.mbarriers.find(objects, threads, issue.line, "cp.async.bulk")
-    _reads_source(issue, origin, size, group=False)
-    check_room(issue, start, size, _CHUNK, "bulk copy")
+    for place in (origin, start):
+        check_room(issue, place, size, _CHUNK, "bulk copy")
+    sent = [M.race.sending.start(*source) for source in _sources(issue, origin, size)] if M.race else []
 
     def move(M: object, i: int) -> None:
         M.shared_bytes[start[i] : start[i] + size[i]] = M.shared_bytes[origin[i] : origin[i] + size[i]]
         if M.race:
+            M.race.sending.landed(int(threads[i]), int(ids[i]), sent[i])
             M.race.async_landed(_chunks(start, size, i)[None], _CHUNK, ids[i : i + 1])
 
     _queue(M, start, Line(move, threads, issue.line, size, ids))
@@ -273,5 +273,8 @@ def bulk_store(issue: Issue, target: tuple, source: tuple, size: np.ndarray, red
     size = _sizes(issue, size)
     start, places = own_flat(issue, source), _in_global(issue, target, size, True)
     combine = combiner(*reduction) if reduction else None
-    _reads_source(issue, start, size, group=True)
+    check_room(issue, start, size, _CHUNK, "bulk copy")
+    if M.race:
+        for source in _sources(issue, start, size):
+            M.race.async_read(*source)
     M.async_copies.store(BulkStore(places, start, size, threads, line, combine))
