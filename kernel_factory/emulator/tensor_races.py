@@ -72,6 +72,7 @@ class TensorRaces:
             np.zeros(shape, np.int32),
             np.zeros(shape, np.int32),
         )
+        self.shape = np.zeros(shape, np.int32)  # of the product that wrote last, and its first column; 0: a copy did
         self.stream, self.stream_clock = np.full(shape, _NEVER, np.int16), np.zeros(shape, np.int32)
         self.groups = -(-self.W // 4)
         self.reads = np.zeros((count, self.groups, *shape[1:]), np.int32)
@@ -282,6 +283,7 @@ class TensorRaces:
         lanes = np.concatenate([np.arange(p.lane, p.lane + p.rows) for p in work.layout]) + work.lane
         for each in work.ctas:
             target = Cells.of(each, lanes, work.column, work.layout[0].columns)
+            self._one_shape(work, target)
             self._stream_write(work, target, reads=work.use and work.keep is None)
             if isinstance(work.left, SharedOperand):
                 self._shared(work, each, work.left)
@@ -297,7 +299,21 @@ class TensorRaces:
         for each in work.ctas:
             target = Cells.of(each, work.lanes.reshape(-1), work.column, work.columns)
             self._stream_write(work, target, reads=False)
+            self.shape[each][target.at] = 0
             self._shared(work, each, work.matrix)
+
+    def _one_shape(self, work: object, cells: Cells) -> None:
+        """Products of one thread run in order only where they have the same accumulator and shape (9.7.16.6.4)."""
+        cta, warp = self._issuer(work.thread)
+        stream, shape = self._stream(cells.cta, warp), work.form.m << 20 | work.form.n << 10 | work.column
+        before = self.shape[cells.cta][cells.at]
+        mixed = (before != 0) & (before != shape) & (self.writer[cells.cta][cells.at] == stream)
+        mixed &= self.clock[cells.cta][cells.at] > self._known(cta, warp)[stream]
+        if mixed.any():
+            use, lines = Use(cells, work.thread, work.line, "tcgen05.mma"), self.line[cells.cta][cells.at][mixed]
+            message = "tcgen05.mma over the result of one of another shape or place, that may still run"
+            self._report(use, "tmem-not-committed", lines, message, _ORDER)
+        self.shape[cells.cta][cells.at] = shape
 
     def _stream_read(self, work: object, cells: Cells) -> None:
         """Operands in TMEM are read from now until the stream's next commit has completed."""

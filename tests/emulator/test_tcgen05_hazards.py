@@ -191,3 +191,26 @@ def test_products_of_two_warps_are_in_no_order(order, found):
     result, got = check([(name, edits.get(name, text)) for name, text in once()], NO_FENCES)
     assert kinds(result) == found, [str(f) for f in result.findings]
     assert found or np.array_equal(got, 2 * (A @ B.T))
+
+
+@pytest.mark.parametrize(("n", "found"), [(N, set()), (16, {"tmem-not-committed"})])
+def test_products_of_one_thread_are_in_order_on_one_shape_only(n, found):
+    """The second product adds onto the first, or onto half of its columns."""
+    first = dict(once())["mma"]
+    second = first.replace("setp.ne.u32 %p5, 0", "setp.eq.u32 %p5, 0").replace(str(WORD), str(word("bf16", 128, n)))
+    result, got = check([(name, text + " " + second if name == "mma" else text) for name, text in once()])
+    assert kinds(result) == found, [str(f) for f in result.findings]
+    assert found or np.array_equal(got, 2 * (A @ B.T))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("column", "found"), [(32, set()), (31, {"tcgen05-descriptor"}), (24, {"tcgen05-descriptor"})])
+def test_operand_a_in_tensor_memory_lies_outside_of_the_result(column, found, mode):
+    """A takes eight columns; the result has columns 0 to 31."""
+    steps = [*start(64, IMAGE.size), ("fill", from_global("a", 8)),
+             ("put", f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r7+{column}], {registers(8)};"),
+             ("putw", "tcgen05.wait::st.sync.aligned;"), *SYNC]  # fmt: skip
+    steps += [*multiply("f16", [(0, PAIR[1])], WORD, a_in_tmem=column), *LOAD, *finish(64)]
+    buffers = {"image": IMAGE, "a": np.zeros((128, 8), np.uint32)}
+    result, _ = go(kernel(steps, tuple(buffers)), buffers, mode=mode, dynamic=IMAGE.size + 64)
+    assert kinds(result) == found, [str(f) for f in result.findings]

@@ -146,6 +146,8 @@ def _work(M: object, thread: int, line: int, opcode: Form, words: tuple[int, ...
         if a >> 16 != lane:
             raise DescriptorError(f"A starts at TMEM lane {a >> 16}, the result at lane {lane}")
         inside(Area(lane=lane, column=a & 0xFFFF, columns=8))
+        if column - 8 < a & 0xFFFF < column + width:
+            raise DescriptorError(f"A at TMEM column {a & 0xFFFF} overlaps the result of {width} columns at {column}")
         left = a
     else:
         matrix = Matrix(word=a, rows=rows, mn_major=form.a_mn_major, size=SIZES[form.a_type])
