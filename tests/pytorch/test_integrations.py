@@ -93,6 +93,39 @@ def test_patched_layers_equal_their_own_forward(name: str, dtype: torch.dtype) -
         assert float((own - other).norm() / own.norm()) > 1e-2
 
 
+@pytest.mark.parametrize("name", ["boltz_incoming", "openfold3_fused_outgoing", "protenix_outgoing"])
+def test_masks_that_broadcast(name: str) -> None:
+    """A mask of one batch, of lower rank, or of one column serves every batch, as in the package's own product."""
+    package, make = LAYERS[name]
+    module = home(package)
+    layer = make(module)
+    integrations.install(package)
+    pair = torch.randn(3, 9, 9, 32)
+    full = (torch.rand(1, 9, 9) > 0.2).to(pair)
+    for mask in (full, full[0], full[:, :, :1]):
+        found = integrations.verify(layer, pair, mask)
+        assert found.served and found.ok, (mask.shape, found)
+
+
+def test_another_autocast_joins_the_halves() -> None:
+    """A BF16 layer with split projections under float16 autocast, which refuses to concatenate BF16, is served."""
+    module = home("openfold3")
+    integrations.install("openfold3")
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = integrations.verify(module.TriangleMultiplicationOutgoing(32, 32).bfloat16())
+    assert found.served and found.ok, found
+
+
+def test_a_mask_that_does_not_fit_is_named() -> None:
+    """What the package cannot broadcast either stays an error that names the mask."""
+    module = home("boltz")
+    integrations.install("boltz")
+    layer, pair = module.TriangleMultiplicationIncoming(8), torch.randn(2, 5, 5, 8)
+    for shape in ((3, 5, 5), (5, 4), (1, 2, 5, 5)):
+        with pytest.raises(ValueError, match="mask: expected shape"):
+            layer(pair, torch.ones(shape))
+
+
 def test_gradients_of_a_patched_layer() -> None:
     """Training through a patched layer gives the gradients of its own forward."""
     module = home("openfold3")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kf_runtime.ops.triangle_multiplicative_update import triangle_multiplicative_update
+from kf_runtime.ops.trimul_split import concatenated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def read(layer: nn.Module, parts: Mapping[str, tuple[str, ...]], direction: str)
             values = [getattr(module, kind) for module in modules]
             if len({value is None for value in values}) > 1:
                 return Declined(reason=f"{', '.join(names)}: {kind}: expected all or none; found some")
-            joined = values[0] if len(values) == 1 or values[0] is None else torch.cat(values)
+            joined = values[0] if len(values) == 1 or values[0] is None else concatenated(values)
             parameters[f"{part}_{kind}"] = joined
     if len(eps) != 1:
         return Declined(reason=f"eps: expected one for both LayerNorms; found {sorted(eps)}")
@@ -86,7 +87,18 @@ def _refusal(part: str, names: tuple[str, ...], modules: list[Any]) -> str | Non
 
 def serve(found: Served, pair: Tensor, mask: Tensor | None, *, cast: bool) -> Tensor:
     """The update. ``cast``: the package rounds its parameters to a 16-bit pair's dtype at each call, and so do we."""
+    if mask is not None and _stretches(mask, pair):
+        mask = mask.expand(pair.shape[:-1]).contiguous()  # kernels take dense masks
     parameters: dict[str, Any] = dict(found.parameters)
     if cast and pair.dtype in (torch.bfloat16, torch.float16):
         parameters = {name: None if v is None else v.to(pair.dtype) for name, v in parameters.items()}
     return triangle_multiplicative_update(pair, found.direction, mask, **parameters, eps=found.eps)
+
+
+def _stretches(mask: Tensor, pair: Tensor) -> bool:
+    """Whether the mask is smaller than the pair and broadcasts to it, as in the packages' own products."""
+    wanted = pair.shape[:-1]
+    if mask.shape == wanted or mask.dim() > len(wanted):
+        return False
+    sizes = zip(reversed(mask.shape), reversed(wanted), strict=False)
+    return all(size in (1, full) for size, full in sizes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kf_runtime.errors import ArgumentError
 from kf_runtime.ops.triangle_multiplicative_update import triangle_multiplicative_update
 from kf_runtime.ops.trimul_arguments import Precision
+from kf_runtime.ops.trimul_formula import autocast_on
 
 
 def triangle_multiplicative_update_split_parameters(
@@ -62,4 +65,13 @@ def _join(a_name: str, a: Tensor | None, b_name: str, b: Tensor | None) -> Tenso
     if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         expected = f"shape {list(a.shape)}, {a.dtype} on {a.device}, as {a_name}"
         raise ArgumentError(b_name, expected=expected, found=f"shape {list(b.shape)}, {b.dtype} on {b.device}")
-    return torch.cat((a, b))
+    return concatenated((a, b))
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after another, in their own dtype: autocast of float16 refuses to join BF16, and the reverse."""
+    kind = parts[0].device.type
+    if not autocast_on(kind):
+        return torch.cat(tuple(parts))
+    with torch.autocast(kind, enabled=False):
+        return torch.cat(tuple(parts))

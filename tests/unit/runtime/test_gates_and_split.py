@@ -113,6 +113,16 @@ def test_split_parameters_equal_packed(fake: FakeDriver, install: Install, wheel
         assert kf_runtime.status().hits == 1
 
 
+def test_halves_are_joined_outside_of_autocast(fake: FakeDriver, install: Install, wheel: Path) -> None:
+    """Autocast of float16, which refuses to concatenate BF16, changes neither the halves nor the result."""
+    install(wheel)
+    packed = operands(trimul_cell())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        out = kf_runtime.triangle_multiplicative_update_split_parameters(**split(packed))
+        torch.testing.assert_close(out, kf_runtime.triangle_multiplicative_update(**packed))
+    assert fake.launches == []
+
+
 def test_split_parameters_that_do_not_match(fake: FakeDriver, install: Install, wheel: Path) -> None:
     """Halves of other shapes, or half a bias, are errors that name the argument."""
     named = split(operands(trimul_cell()))
