@@ -23,6 +23,7 @@ from kf_runtime.ops.trimul_hot import PLAIN, traced
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
 from kf_runtime.system import System
+from kf_runtime.untraced import untraced
 
 OP: Final = "residual_layer_norm"
 EPS: Final = 1e-5
@@ -51,6 +52,11 @@ def residual_layer_norm(
     _check(x, residual, weight, bias)
     if torch.compiler.is_compiling():
         return _formula(x, residual, weight, bias, eps)
+    return _eager(x, residual, weight, bias, eps)
+
+
+@untraced
+def _eager(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     current = dispatch.current()
     found = _resolve((x, residual, weight, bias), eps, current)
     if isinstance(found, Generic):

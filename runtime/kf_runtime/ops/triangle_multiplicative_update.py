@@ -18,6 +18,7 @@ from kf_runtime.ops import trimul_fused, trimul_hot, trimul_kf
 from kf_runtime.ops.trimul_arguments import Arguments, Precision, TriMulPrecision, check, fill
 from kf_runtime.ops.trimul_formula import formula
 from kf_runtime.route import Generic
+from kf_runtime.untraced import untraced
 
 
 def triangle_multiplicative_update(
@@ -112,6 +113,7 @@ def triangle_multiplicative_update(
     return answer if isinstance(answer, Tensor) else generic(call)
 
 
+@untraced
 def arguments(
     x: Tensor,
     direction: str = "outgoing",
@@ -150,6 +152,7 @@ def generic_path(*args: Any, **kwargs: Any) -> Tensor:
     return generic(call)
 
 
+@untraced
 def generic(call: Arguments) -> Tensor:
     """The generic path of a checked call: the formula, or the fused route for large eager no-grad calls."""
     call = fill(call)

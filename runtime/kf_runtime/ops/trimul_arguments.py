@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kf_runtime.cell import DIRECTIONS
 from kf_runtime.errors import ArgumentError
+from kf_runtime.untraced import untraced
 
 #: A unit normal cut off at two standard deviations has this standard deviation (LeCun initialisation divides by it).
 TRUNCATED_NORMAL_STD: Final = 0.8796256610342398
@@ -112,6 +113,7 @@ PARAMETERS: Final = (
 _every_tensor: Final = attrgetter("x", "mask", *PARAMETERS)
 
 
+@untraced
 def check(call: Arguments) -> None:
     """Raises ArgumentError for the first argument outside its domain."""
     _check_options(call)

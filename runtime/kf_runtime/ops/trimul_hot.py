@@ -22,6 +22,7 @@ from kf_runtime.execute import Executor
 from kf_runtime.ops.trimul_arguments import Arguments, is_precision
 from kf_runtime.rounding import Rounding
 from kf_runtime.route import Generic
+from kf_runtime.untraced import untraced
 
 EPS: Final = 1e-5
 _BF16: Final = torch.bfloat16
@@ -111,6 +112,7 @@ class Signature:
     declined: dict[Any, Generic] = field(default_factory=dict)
 
 
+@untraced
 def replay(
     x: Tensor,
     direction: str,

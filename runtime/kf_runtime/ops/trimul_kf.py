@@ -36,6 +36,7 @@ from kf_runtime.ops.trimul_hot import BIASES, EPS, PLAIN, WEIGHTS
 from kf_runtime.plan import row_major
 from kf_runtime.route import Call, Generic, Operand, Reason, Route
 from kf_runtime.system import System
+from kf_runtime.untraced import untraced
 
 OP: Final = "triangle_multiplicative_update"
 _requires_grad: Final = attrgetter("requires_grad")
@@ -55,6 +56,7 @@ PRECISION: Final = _declined(
 GRAD: Final = _declined("grad", "a gradient may be asked for; KF has no backward yet")
 
 
+@untraced
 def attempt(call: Arguments) -> Tensor | Generic:
     """The result from a kernel, or the generic path and why. ``call`` has passed ``check``.
 

@@ -200,3 +200,26 @@ def test_the_generic_path_alone(tensors: dict[str, torch.Tensor], fake: FakeDriv
         compiled = torch.compile(generic_path, fullgraph=True, backend="aot_eager", dynamic=False)
         torch.testing.assert_close(compiled(**tensors), formula(tensors), rtol=2e-2, atol=2e-2)
     assert fake.launches == [] and kf_runtime.status().generic == {}
+
+
+@pytest.mark.parametrize("stance", ["eager_then_compile", "aot_eager_then_compile", "force_eager"])
+def test_what_runs_eagerly_below_dynamo_is_not_compiled(
+    tensors: dict[str, torch.Tensor], fake: FakeDriver, stance: str
+) -> None:
+    """A stance that runs a caller as it is: our host code below it decides and launches, and no frame of it breaks."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x = tensors.pop("x")
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = update(x, **tensors)
+        return kf_runtime.residual_layer_norm(x, x, tensors["norm_in_weight"], tensors["norm_in_bias"])
+
+    compiled = torch.compile(block, backend="aot_eager")
+    with torch.no_grad(), torch.compiler.set_stance(stance):
+        for calls in (1, 2, 3):
+            compiled(x)
+            assert len(fake.launches) == 9 * calls
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
