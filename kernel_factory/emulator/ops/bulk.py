@@ -140,27 +140,26 @@ class BulkStore:
         data = None if self.data is None else [self.data[i] for i in rows]
         return replace(self, **kept, places=[self.places[i] for i in rows], data=data)
 
-    def _sources(self, M: object) -> list[np.ndarray]:
+    def _in_shared(self, M: object) -> list[np.ndarray]:
         return [M.shared_bytes[a : a + n] for a, n in zip(self.start.tolist(), self.size.tolist(), strict=True)]
 
     def capture(self, M: object) -> None:
         """The sources have been read; what is written is still under way."""
-        self.data = [source.copy() for source in self._sources(M)]
+        self.data = [source.copy() for source in self._in_shared(M)]
 
     def land(self, M: object) -> None:
-        for i, data in enumerate(self.data or self._sources(M)):
+        for i, data in enumerate(self.data or self._in_shared(M)):
             self._write(M, i, data.view(np.complex128))
 
     def _write(self, M: object, i: int, data: np.ndarray) -> None:
         buffer, first = self.places[i]
-        elements = Elements(buffer, (first >> 4) + np.arange(data.size), _CHUNK)
+        elements = _elements(self.places[i], data.nbytes)
         who = np.full(data.size, self.threads[i])
         if M.global_race and self.combine is None:
             M.global_race.write(who, elements, self.line, data)
         elif M.global_race:
             M.global_race.reduce(who, elements, self.line)
-        if M.count:
-            M.count.tensor(replace(elements, at=elements.at[None]), None, "write", self.line)
+        _count(M, elements, "write", self.line)
         if self.combine is None:
             buffer.data[first : first + data.nbytes] = data.view(np.uint8)
         else:
@@ -191,6 +190,17 @@ def _in_global(issue: Issue, place: tuple, size: np.ndarray, write: bool) -> lis
     return out
 
 
+def _elements(place: tuple, nbytes: int) -> Elements:
+    """The 16-byte chunks of one copy in global memory."""
+    buffer, first = place
+    return Elements(buffer, (first >> 4) + np.arange(nbytes // _CHUNK), _CHUNK)
+
+
+def _count(M: object, elements: Elements, direction: str, line: int) -> None:
+    if M.count:
+        M.count.tensor(replace(elements, at=elements.at[None]), None, direction, line)
+
+
 def _chunks(start: np.ndarray, size: np.ndarray, i: int) -> np.ndarray:
     """Positions of the 16-byte chunks of copy i."""
     return int(start[i]) + np.arange(0, int(size[i]), _CHUNK)
@@ -219,13 +229,12 @@ def bulk_load(issue: Issue, target: tuple, source: tuple, size: np.ndarray, barr
 
     def move(M: object, i: int) -> None:
         buffer, first = places[i]
-        elements = Elements(buffer, (first + np.arange(0, int(size[i]), _CHUNK)) >> 4, _CHUNK)
+        elements = _elements(places[i], int(size[i]))
         if M.global_race:
             who = np.full(elements.at.size, threads[i])
             with M.global_race.as_of(who, None if knew is None else knew[i]):
                 M.global_race.read(who, elements, line)
-        if M.count:
-            M.count.tensor(replace(elements, at=elements.at[None]), None, "read", line)
+        _count(M, elements, "read", line)
         M.shared_bytes[start[i] : start[i] + size[i]] = buffer.data[first : first + int(size[i])]
         if M.race:
             M.race.async_landed(_chunks(start, size, i)[None], _CHUNK, ids[i : i + 1])

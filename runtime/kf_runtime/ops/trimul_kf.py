@@ -205,9 +205,10 @@ def _options(call: Arguments) -> Reason | None:
     missing = [name for name in WEIGHTS if getattr(call, name) is None]
     if missing:
         return Reason(code="weights", text=f"{', '.join(missing)}: expected a tensor; found None", binding=True)
-    sparse = [f"{name}: expected a dense tensor; found {t.layout}" for name, t in call.given().items() if not _dense(t)]
-    if sparse:
-        return Reason(code="memory", text=sparse[0], binding=True)
+    for name, tensor in call.given().items():
+        if tensor.layout is not torch.strided:
+            text = f"{name}: expected a dense tensor; found {tensor.layout}"
+            return Reason(code="memory", text=text, binding=True)
     given = [name for name in BIASES if getattr(call, name) is not None]
     if len(given) not in (0, len(BIASES)):
         text = f"projection biases: expected all or none; found only {', '.join(given)}"
@@ -217,10 +218,6 @@ def _options(call: Arguments) -> Reason | None:
         text = f"autocast: expected torch.bfloat16 or none; found {torch.get_autocast_dtype(kind)}"
         return Reason(code="autocast", text=text, binding=True)
     return None
-
-
-def _dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
 
 
 def _operand(name: str, tensor: Tensor) -> Operand:
